@@ -54,6 +54,9 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
 """Closed range of every float field (``top_p`` excludes 0). Bounds keep every float64 score finite for float32 logits."""
 
 _BIAS_LIMIT: Final = 100.0
+_BLOCK: Final = 16_384
+"""Logits summed at once; part of the definition of a logprob's last bit."""
+
 _COUNTS: Final[dict[str, int]] = {"top_k": 2**31, "seed": _WORD, "stream": _WORD}
 """Half-open upper bound of every integer field; the lower bound is 0."""
 
@@ -168,7 +171,7 @@ class Sampling:
             InvalidInput: ``invalid_input.sampling`` naming an unknown or missing field, or a value in another form.
         """
         names = {field.name for field in fields(cls)}
-        for name in sorted(set(record) ^ names):
+        for name in sorted(set(record) ^ names, key=str):
             raise _refuse(name, record.get(name), "exactly the fields " + ", ".join(sorted(names)))
         values = dict(record)
         values |= {field: _read_float(field, record[field]) for field in _RANGES}
@@ -248,9 +251,11 @@ def log_softmax64(logits: Logits) -> Scores:
         InvalidInput: ``invalid_input.logits`` if not a float32 vector.
         Corrupt: ``corrupt.logits`` if any logit is NaN or +inf, or all are -inf.
     """
-    shifted, log_mass = _shift(logits, int(_argmax(logits)))
-    shifted -= log_mass
-    return shifted
+    largest = np.float64(logits[_argmax(logits)])
+    logprobs = logits.astype(np.float64)
+    logprobs -= largest
+    logprobs -= _log_mass(logits, largest)
+    return logprobs
 
 
 def top_logprobs(logits: Logits, k: int) -> tuple[Choice, ...]:
@@ -289,13 +294,19 @@ def choose(logits: Logits, *, history: History, prompt_length: int, position: in
     _check_count("position", position, _WORD)
     _check_count("prompt_length", prompt_length, len(history) + 1)
     likeliest = _argmax(logits, position)
-    shifted, log_mass = _shift(logits, likeliest)
-    if _changes_scores(sampling):
-        scores = _adjusted(logits, history, prompt_length, sampling)
-        token = int(np.argmax(scores)) if sampling.temperature == 0.0 else _draw(scores, sampling, position)
-    else:
-        token = likeliest if sampling.temperature == 0.0 else _draw(shifted, sampling, position)
-    return Choice(token=token, logprob=float(shifted[token] - log_mass))
+    token = _select(logits, likeliest, history, prompt_length, position, sampling)
+    largest = np.float64(logits[likeliest])
+    return Choice(token=token, logprob=float(np.float64(logits[token]) - largest - _log_mass(logits, largest)))
+
+
+def _select(
+    logits: Logits, likeliest: int, history: History, prompt_length: int, position: int, sampling: Sampling
+) -> int:
+    greedy = sampling.temperature == 0.0
+    if not _changes_scores(sampling):
+        return likeliest if greedy else _draw(logits.astype(np.float64), sampling, position)
+    scores = _adjusted(logits, history, prompt_length, sampling)
+    return int(np.argmax(scores)) if greedy else _draw(scores, sampling, position)
 
 
 def _argmax(logits: Logits, position: int | None = None) -> int:
@@ -320,11 +331,21 @@ def _argmax(logits: Logits, position: int | None = None) -> int:
     return best
 
 
-def _shift(logits: Logits, likeliest: int) -> tuple[Scores, float]:
-    """Logits less the largest one, and the logarithm of their summed exponentials."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted[likeliest]
-    return shifted, math.log(np.exp(shifted).sum())
+def _log_mass(logits: Logits, largest: np.float64) -> float:
+    """Logarithm of the summed exponentials of ``logits - largest``.
+
+    Summed block by block in id order: one small scratch array costs a third of two vectors fresh from the system.
+    """
+    scratch = np.empty(min(_BLOCK, logits.size))
+    mass = 0.0
+    for start in range(0, logits.size, _BLOCK):
+        block = logits[start : start + _BLOCK]
+        terms = scratch[: block.size]
+        terms[:] = block
+        terms -= largest
+        np.exp(terms, out=terms)
+        mass += float(terms.sum())
+    return math.log(mass)
 
 
 def _changes_scores(sampling: Sampling) -> bool:
@@ -358,30 +379,36 @@ def _counts(tokens: History, vocabulary: int) -> Ids:
 
 
 def _draw(scores: Scores, sampling: Sampling, position: int) -> int:
-    """Sample from finite-maximum ``scores``; only the kept tokens are ever exponentiated or sorted."""
-    kept = _best(scores, sampling.top_k) if 0 < sampling.top_k < scores.size else np.arange(scores.size)
-    best = scores.max()
+    """Sample from ``scores`` (largest one finite); only tokens that may be drawn are ever sorted."""
+    kept, pool = np.arange(scores.size), scores
+    if 0 < sampling.top_k < scores.size:
+        kept = _best(scores, sampling.top_k)
+        pool = scores[kept]
+    best = pool.max()
     if sampling.top_p < 1.0:
-        kept = kept[_best(scores[kept], _nucleus_size(scores[kept], best, sampling))]
-    weights = _weights(scores[kept], best, sampling.temperature)
+        nucleus = _best(pool, _nucleus_size(pool, best, sampling))
+        kept, pool = kept[nucleus], pool[nucleus]
+    weights = _weights(pool, best, sampling.temperature)
     if sampling.min_p > 0.0:
-        likely = weights >= sampling.min_p
+        likely = np.flatnonzero(weights >= sampling.min_p)
         kept, weights = kept[likely], weights[likely]
     cumulative = np.cumsum(weights)
     target = uniform(sampling.seed, sampling.stream, position) * cumulative[-1]
     return int(kept[np.searchsorted(cumulative, target, side="right")])
 
 
-def _weights(scores: Scores, best: np.float64, temperature: float) -> Scores:
-    """Probabilities relative to the best token's, which is exactly 1; a tiny temperature cannot overflow."""
-    with np.errstate(over="ignore"):
-        return np.exp((scores - best) / temperature)
-
-
 def _nucleus_size(scores: Scores, best: np.float64, sampling: Sampling) -> int:
     """How many of the best tokens it takes to reach ``top_p`` of the probability of ``scores``."""
     cumulative = np.cumsum(_weights(np.sort(scores)[::-1], best, sampling.temperature))
     return int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1], side="left")) + 1
+
+
+def _weights(scores: Scores, best: np.float64, temperature: float) -> Scores:
+    """Probabilities relative to the best token's, which is exactly 1; a tiny temperature cannot overflow."""
+    weights = scores - best
+    with np.errstate(over="ignore"):
+        weights /= temperature
+    return np.exp(weights, out=weights)
 
 
 def _best(scores: Scores, count: int) -> Ids:
