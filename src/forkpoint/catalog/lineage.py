@@ -1,0 +1,140 @@
+"""Reads along parent edges. A walk goes through live manifests only: an absent parent ends it (a shallow history)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from sqlalchemy import CTE, Connection, Integer, literal, null, select
+
+from forkpoint.catalog.dialect import in_batches
+from forkpoint.catalog.history import Reads, live
+from forkpoint.catalog.manifests import parents_of
+from forkpoint.catalog.records import LogRow
+from forkpoint.catalog.schema import manifest, manifest_parent, transaction
+from forkpoint.ids import ManifestId
+
+
+class LineageReads(Reads):
+    """Ancestors, descent and reachability."""
+
+    __slots__ = ()
+
+    def ancestors(self, manifest_id: ManifestId, limit: int | None = None, as_of: int | None = None) -> list[LogRow]:
+        """``manifest_id`` and what it descends from, newest first, at most ``limit``; empty if it is absent.
+
+        No manifest comes before one of its children; among those free to come, the one added last does.
+        """
+        with self._reading() as connection:
+            edges = connection.execute(select(_walk_edges([manifest_id], as_of))).all()
+            facts = _newest_first([(child, parent) for child, parent in edges])[:limit]
+            return _log_rows(connection, facts)
+
+    def first_parent(self, manifest_id: ManifestId, n: int, as_of: int | None = None) -> ManifestId | None:
+        """The ``n``-th first parent (0 is the manifest itself); None when the catalog's history ends before."""
+        with self._reading() as connection:
+            walk = _walk_first_parents(manifest_id, n, as_of)
+            query = select(manifest.c.manifest_id).join(walk, walk.c.fact == manifest.c.fact).where(walk.c.depth == n)
+            return connection.execute(query).scalar_one_or_none()
+
+    def is_ancestor(self, ancestor: ManifestId, descendant: ManifestId, as_of: int | None = None) -> bool:
+        """Whether ``ancestor`` is ``descendant`` or one it descends from, as far as the catalog knows."""
+        walk = _walk([descendant], as_of)
+        query = select(walk.c.fact).join(manifest, manifest.c.fact == walk.c.fact)
+        with self._reading() as connection:
+            return connection.execute(query.where(manifest.c.manifest_id == ancestor).limit(1)).first() is not None
+
+    def reachable(self, roots: Iterable[ManifestId], as_of: int | None = None) -> set[ManifestId]:
+        """The live ones of ``roots`` and everything live that they descend from."""
+        reached: set[ManifestId] = set()
+        with self._reading() as connection:
+            for batch in in_batches(roots):
+                walk = _walk(batch, as_of)
+                query = select(manifest.c.manifest_id).join(walk, walk.c.fact == manifest.c.fact)
+                reached.update(connection.execute(query).scalars())
+        return reached
+
+
+def _walk(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
+    """Column ``fact``: these manifests and their ancestors, each once."""
+    start = select(manifest.c.fact).where(manifest.c.manifest_id.in_(manifest_ids), live(manifest, as_of))
+    walk = start.cte("walk", recursive=True)
+    parent = manifest.alias("parent")
+    return walk.union(
+        select(parent.c.fact)
+        .select_from(walk)
+        .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
+        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
+        .where(live(parent, as_of))
+    )
+
+
+def _walk_edges(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
+    """Columns ``child`` (NULL for the start) and ``fact``: every parent edge of the walk, once."""
+    start = select(null().cast(Integer).label("child"), manifest.c.fact)
+    start = start.where(manifest.c.manifest_id.in_(manifest_ids), live(manifest, as_of))
+    walk = start.cte("walk", recursive=True)
+    parent = manifest.alias("parent")
+    return walk.union(
+        select(walk.c.fact, parent.c.fact)
+        .select_from(walk)
+        .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
+        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
+        .where(live(parent, as_of))
+    )
+
+
+def _walk_first_parents(manifest_id: ManifestId, n: int, as_of: int | None) -> CTE:
+    """Columns ``depth`` up to ``n`` and ``fact`` along first parents."""
+    start = select(literal(0, Integer).label("depth"), manifest.c.fact)
+    start = start.where(manifest.c.manifest_id == manifest_id, live(manifest, as_of))
+    walk = start.cte("walk", recursive=True)
+    parent = manifest.alias("parent")
+    return walk.union_all(
+        select(walk.c.depth + 1, parent.c.fact)
+        .select_from(walk)
+        .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
+        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
+        .where(walk.c.depth < n, manifest_parent.c.ordinal == 0, live(parent, as_of))
+    )
+
+
+def _newest_first(edges: Sequence[tuple[int | None, int]]) -> list[int]:
+    """Topological order of the facts in ``(child, parent)`` edges: children first, then the greater fact first."""
+    parents: defaultdict[int, list[int]] = defaultdict(list)
+    num_children: defaultdict[int, int] = defaultdict(int)
+    for child, fact in edges:
+        num_children[fact] += child is not None
+        if child is not None:
+            parents[child].append(fact)
+    free = [-fact for fact, count in num_children.items() if count == 0]
+    heapify(free)
+    ordered: list[int] = []
+    while free:
+        fact = -heappop(free)
+        ordered.append(fact)
+        for parent in parents[fact]:
+            num_children[parent] -= 1
+            if num_children[parent] == 0:
+                heappush(free, -parent)
+    return ordered
+
+
+def _log_rows(connection: Connection, facts: Sequence[int]) -> list[LogRow]:
+    parents = parents_of(connection, facts)
+    rows: dict[int, LogRow] = {}
+    for batch in in_batches(facts):
+        query = select(manifest, transaction.c.at_us).join(transaction, transaction.c.tx == manifest.c.added_tx)
+        for row in connection.execute(query.where(manifest.c.fact.in_(batch))):
+            rows[row.fact] = LogRow(
+                manifest_id=row.manifest_id,
+                parents=parents.get(row.fact, ()),
+                kind=row.kind,
+                position=row.position,
+                num_bytes=row.num_bytes,
+                message=row.message,
+                added_tx=row.added_tx,
+                added_us=row.at_us,
+            )
+    return [rows[fact] for fact in facts]
