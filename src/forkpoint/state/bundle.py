@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.errors import Corrupt, Error, Incompatible, InvalidInput
+from forkpoint.errors import Corrupt, Error, InvalidInput
 from forkpoint.ids import Bytes, ManifestId, ObjectId, ObjectKind, digest_of, parse_object_id
 from forkpoint.state.canonical import Record, canonical_bytes, parse_canonical
+from forkpoint.state.record import as_count, as_fields, as_list, as_map, as_text, format_version
 
 MAGIC: Final = b"FPBUNDLE"
+FORMAT: Final = "forkpoint.bundle"
 VERSION: Final = 1
 ALIGNMENT: Final = 64
 MAX_INDEX_BYTES: Final = 64 << 20
@@ -53,7 +55,11 @@ class Bundle:
 
 
 def encode_bundle(heads: Sequence[ManifestId], entries: Sequence[BundleEntry]) -> Iterator[Bytes]:
-    """The bytes of a bundle as parts to be written end to end. Entries are written in the order given."""
+    """The bytes of a bundle as parts to be written end to end. Entries are written in the order given.
+
+    Raises:
+        InvalidInput: ``invalid_input.bundle`` for a head or object that stands twice, or an index above 64 MiB.
+    """
     index = _index_bytes(heads, entries)
     yield MAGIC + struct.pack("<Q", len(index)) + index
     for entry in entries:
@@ -83,41 +89,66 @@ def parse_bundle(data: Bytes) -> Bundle:
     (length,) = struct.unpack("<Q", view[8:16])
     if length > MAX_INDEX_BYTES or length % ALIGNMENT != 48 or 16 + length > view.nbytes:
         raise _corrupt(f"its index claims {length} bytes")
-    index = parse_canonical(bytes(view[16 : 16 + length]).rstrip(b" "), "bundle index")
-    if not isinstance(index, Mapping):
-        raise _corrupt("its index is not a map")
-    return _read_objects(view, 16 + length, index)
+    return _read_objects(view, 16 + length, _read_index(bytes(view[16 : 16 + length])))
 
 
 def _index_bytes(heads: Sequence[ManifestId], entries: Sequence[BundleEntry]) -> bytes:
     listed: list[Record] = [
         {"bytes": entry.num_bytes, "id": entry.object_id, "kind": str(entry.kind)} for entry in entries
     ]
-    raw = canonical_bytes({"format": "forkpoint.bundle", "heads": list(heads), "objects": listed, "version": VERSION})
+    objects = [(entry.kind, entry.object_id) for entry in entries]
+    if len(set(heads)) != len(heads) or len(set(objects)) != len(objects):
+        raise InvalidInput("a head or an object of the bundle stands twice; name each once", code="bundle")
+    index = _padded(canonical_bytes({"format": FORMAT, "heads": list(heads), "objects": listed, "version": VERSION}))
+    if len(index) > MAX_INDEX_BYTES:
+        raise InvalidInput(f"a bundle index of {len(index)} bytes is over {MAX_INDEX_BYTES}", code="bundle")
+    return index
+
+
+def _padded(raw: bytes) -> bytes:
     return raw + b" " * (-(16 + len(raw)) % ALIGNMENT)
 
 
+def _read_index(data: bytes) -> Record:
+    raw = data.rstrip(b" ")
+    try:
+        index = as_map(parse_canonical(raw, "bundle index"))
+        format_version(index, name="bundle", newest=VERSION)
+        as_fields(index, "format", "heads", "objects", "version")
+    except InvalidInput as error:
+        raise _corrupt(error.message) from error
+    if _padded(raw) != data:
+        raise _corrupt("its index is padded with more spaces than needed")
+    return index
+
+
 def _read_objects(view: memoryview, offset: int, index: Record) -> Bundle:
-    version = index.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise Incompatible(
-            f"bundle version {version} is newer than {VERSION}, the newest this program reads; update forkpoint",
-            code="bundle_version", field="version", have=version, want=VERSION,
-        )  # fmt: skip
     objects: dict[tuple[ObjectKind, ObjectId], memoryview] = {}
     try:
-        heads = tuple(parse_object_id(head) for head in index["heads"])  # type: ignore[union-attr, arg-type]
-        for item in index["objects"]:  # type: ignore[union-attr]
-            kind, object_id, size = ObjectKind(item["kind"]), parse_object_id(item["id"]), int(item["bytes"])  # type: ignore
-            if size < 0 or offset + size > view.nbytes:
-                raise _corrupt(f"{kind} {object_id} lies outside it")
+        heads = tuple(parse_object_id(as_text(head)) for head in as_list(index["heads"]))
+        for item in as_list(index["objects"]):
+            kind, object_id, size = _read_entry(as_fields(item, "bytes", "id", "kind"))
+            end = offset + size + (-size % ALIGNMENT)
+            if end > view.nbytes or any(view[offset + size : end]):
+                raise _corrupt(f"{kind} {object_id} lies outside it or is padded with other bytes than zeros")
+            if (kind, object_id) in objects:
+                raise _corrupt(f"{kind} {object_id} stands in it twice")
             objects[kind, object_id] = _verified(view[offset : offset + size], kind, object_id)
-            offset += size + (-size % ALIGNMENT)
-    except (KeyError, TypeError, ValueError, InvalidInput) as error:
-        raise _corrupt(f"its index cannot be read ({error})") from error
+            offset = end
+    except InvalidInput as error:
+        raise _corrupt(f"its index cannot be read ({error.message})") from error
     if offset != view.nbytes:
         raise _corrupt(f"it has {view.nbytes} bytes where its index accounts for {offset}")
+    if len(set(heads)) != len(heads):
+        raise _corrupt("a head stands in it twice")
     return Bundle(heads=heads, objects=objects)
+
+
+def _read_entry(record: Record) -> tuple[ObjectKind, ObjectId, int]:
+    kind = as_text(record["kind"])
+    if kind not in list(ObjectKind):
+        raise _corrupt(f"it holds an object of kind {kind!r:.64}")
+    return ObjectKind(kind), parse_object_id(as_text(record["id"])), as_count(record["bytes"])
 
 
 def _verified(data: memoryview, kind: ObjectKind, object_id: ObjectId) -> memoryview:

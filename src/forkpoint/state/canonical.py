@@ -19,6 +19,10 @@ Value: TypeAlias = "bool | int | str | Sequence[Value] | Mapping[str, Value] | N
 Record: TypeAlias = Mapping[str, Value]
 
 MAX_DEPTH: Final = 32
+"""Lists and maps inside one another."""
+
+_LISTS: Final = (list, tuple)
+_CONTAINERS: Final = (dict, list, tuple, Mapping)  # the general one last: asking it is slow
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -29,8 +33,12 @@ def canonical_bytes(value: Value) -> bytes:
         InvalidInput: ``invalid_input.record`` naming the path of a value that has no canonical form (a float, a key that is not
             a string, an integer of more than 64 bits, a lone surrogate, more than 32 levels).
     """
-    _check(value, "$", 0)
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    fault = _fault(value, 0)
+    if fault is not None:
+        path, why = fault
+        raise InvalidInput(f"${path}: {why}", code="record", path="$" + path)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
+    return text.encode()
 
 
 def parse_canonical(data: Bytes, what: str) -> Value:
@@ -51,10 +59,10 @@ def parse_canonical(data: Bytes, what: str) -> Value:
 
 
 def from_float(number: float) -> Record:
-    """The canonical form of a float64: C99 hexadecimal with 13 digits, e.g. ``{"f64": "0x1.999999999999ap-4"}``."""
+    """The canonical form of a float64: C99 hexadecimal, all 13 digits, e.g. ``{"f64": "0x1.999999999999ap-4"}``; 0 is ``0x0.0p+0``."""
     if not math.isfinite(number):
         raise InvalidInput(f"{number} has no canonical form; use a finite number", code="record", value=str(number))
-    return {"f64": number.hex()}
+    return {"f64": float(number).hex()}
 
 
 def to_float(value: Value) -> float:
@@ -66,42 +74,51 @@ def to_float(value: Value) -> float:
             number = math.nan
         if math.isfinite(number) and number.hex() == value["f64"]:
             return number
-    raise Corrupt(f"{value!r} is not a canonical float", code="record", what="float")
+    raise Corrupt(f"{value!r:.64} is not a canonical float", code="record", what="float")
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"floating-point number {text}")
+    raise ValueError(f"floating-point number {text[:32]}")
 
 
-def _check(value: object, path: str, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        _reject(path, "more than 32 levels deep")
-    if value is None or isinstance(value, bool):
-        return
+def _fault(value: object, depth: int) -> tuple[str, str] | None:
+    """Where below ``value`` something has no canonical form, and why; None when all of it has one."""
     if isinstance(value, str):
-        _check_text(value, path)
-    elif isinstance(value, int):
-        if not _INT_MIN <= value <= _INT_MAX:
-            _reject(path, f"the integer {value} does not fit 64 bits")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                _reject(path, f"the key {key!r} is not a string")
-            _check_text(key, path)
-            _check(item, f"{path}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check(item, f"{path}[{index}]", depth + 1)
-    else:
-        _reject(path, f"a {type(value).__name__} has no canonical form")
+        return None if value.isascii() or _is_unicode(value) else ("", "the string holds a lone surrogate")
+    if isinstance(value, int):
+        if _INT_MIN <= value <= _INT_MAX:
+            return None
+        return "", f"an integer of {value.bit_length()} bits does not fit 64 bits"
+    if value is None:
+        return None
+    if not isinstance(value, _CONTAINERS):
+        return "", f"a {type(value).__name__} has no canonical form"
+    if depth == MAX_DEPTH:
+        return "", f"more than {MAX_DEPTH} levels deep"
+    return _list_fault(value, depth) if isinstance(value, _LISTS) else _map_fault(value, depth)
 
 
-def _check_text(text: str, path: str) -> None:
+def _list_fault(items: Sequence[object], depth: int) -> tuple[str, str] | None:
+    for index, item in enumerate(items):
+        fault = _fault(item, depth + 1)
+        if fault is not None:
+            return f"[{index}]{fault[0]}", fault[1]
+    return None
+
+
+def _map_fault(items: Mapping[object, object], depth: int) -> tuple[str, str] | None:
+    for key, item in items.items():
+        if not isinstance(key, str) or not (key.isascii() or _is_unicode(key)):
+            return "", f"the key {key!r} is not a Unicode string"
+        fault = _fault(item, depth + 1)
+        if fault is not None:
+            return f".{key}{fault[0]}", fault[1]
+    return None
+
+
+def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        _reject(path, "the string holds a lone surrogate")
-
-
-def _reject(path: str, why: str) -> NoReturn:
-    raise InvalidInput(f"{path}: {why}", code="record", path=path)
+        return False
+    return True

@@ -7,13 +7,15 @@ multiple of 64 bytes so that a mapped chunk is usable in place. Pure: bytes in, 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forkpoint.errors import Corrupt, Error, Incompatible, InvalidInput
 from forkpoint.ids import Bytes
+from forkpoint.state.domain import Range, check_domain, domain_text, parse_domain
 from forkpoint.state.slab import Slab, SlabSpec
 
 ALIGNMENT: Final = 64
@@ -22,6 +24,7 @@ MAX_HEADER_BYTES: Final = 1 << 20
 MAX_CHUNK_BYTES: Final = 1 << 32
 _PAD: Final = "~pad"
 _METADATA: Final = "__metadata__"
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
 class _Entry(NamedTuple):
@@ -39,12 +42,12 @@ class Chunk:
     ``slabs`` maps a name to its spec and its bytes: read-only views into the bytes that were parsed.
     """
 
-    domain: tuple[tuple[str, int, int], ...]
+    domain: tuple[Range, ...]
     specs: Mapping[str, SlabSpec]
     slabs: Mapping[str, memoryview]
 
 
-def encode_chunk(slabs: Sequence[Slab], domain: Sequence[tuple[str, int, int]]) -> list[Bytes]:
+def encode_chunk(slabs: Sequence[Slab], domain: Sequence[Range]) -> list[Bytes]:
     """The canonical bytes of a chunk, as parts to be written end to end; the slabs' own pieces are passed through uncopied.
 
     Args:
@@ -52,7 +55,8 @@ def encode_chunk(slabs: Sequence[Slab], domain: Sequence[tuple[str, int, int]]) 
         domain: (axis, start, stop) ranges that this chunk covers, e.g. ``("token", 256, 512)``.
 
     Raises:
-        InvalidInput: ``invalid_input.chunk`` for no slabs, a repeated name or a bad range.
+        InvalidInput: ``invalid_input.chunk`` for no slabs, a repeated name, a header over 1 MiB or more than 4 GiB in all;
+            ``invalid_input.domain`` for a bad range.
     """
     ordered = sorted(slabs, key=lambda slab: slab.spec.name)
     _check_parts(ordered, domain)
@@ -77,74 +81,66 @@ def encode_chunk(slabs: Sequence[Slab], domain: Sequence[tuple[str, int, int]]) 
 
 
 def parse_chunk(data: Bytes) -> Chunk:
-    """Read a chunk; its slabs are views into ``data``.
+    """Read a chunk; its slabs are views into ``data``. Costs the header only: slab bytes are neither read nor copied.
 
     Raises:
         Corrupt: ``corrupt.chunk`` for anything that is not a canonical chunk: another layout of the same slabs included.
         Incompatible: ``incompatible.chunk_version`` for a version newer than this code knows.
     """
     view = memoryview(data).toreadonly().cast("B")
-    start, entries, metadata = _read_header(view)
+    start, header, metadata = _read_header(view)
+    _check_version(metadata)
     try:
-        return _parse(view, start, entries, metadata)
+        return _parse(view, start, _entries(header), metadata)
     except InvalidInput as error:
-        raise Corrupt(f"not a canonical chunk: {error.message}", code="chunk") from error
+        raise _corrupt(error.message) from error
 
 
 def _parse(view: memoryview, start: int, entries: Sequence[_Entry], metadata: Mapping[str, str]) -> Chunk:
-    domain, axes = _parse_metadata(metadata)
-    specs: dict[str, SlabSpec] = {}
-    slabs: dict[str, memoryview] = {}
+    """Rebuild the canonical header from what was read; any difference in order, offsets, padding or spelling shows in it."""
+    domain = parse_domain(metadata.get("domain", ""))
+    slabs: dict[str, Slab] = {}
     for name, dtype, shape, begin, end in entries:
-        if name.startswith(_PAD):
-            if any(view[start + begin : start + end]):
-                raise _corrupt(f"padding {name} is not zero")
-            continue
-        specs[name] = SlabSpec(name=name, dtype=dtype, shape=shape, axes=axes.get(name, ()))
-        slabs[name] = view[start + begin : start + end]
-    canonical = encode_chunk([Slab(spec=spec, pieces=[slabs[name]]) for name, spec in specs.items()], domain)
+        if not name.startswith(_PAD):
+            axes = tuple(filter(None, metadata.get(f"axes.{name}", "").split(",")))
+            spec = SlabSpec(name=name, dtype=dtype, shape=shape, axes=axes)
+            slabs[name] = Slab(spec=spec, pieces=[view[start + begin : start + end]])
+    canonical = encode_chunk(list(slabs.values()), domain)
     total = sum(memoryview(part).nbytes for part in canonical)
-    if total != view.nbytes or bytes(canonical[0]) != view[:start]:
+    if total != view.nbytes or canonical[0] != bytes(view[:start]):
         raise _corrupt("its header is not in canonical form, or its length differs")
-    return Chunk(domain=domain, specs=specs, slabs=slabs)
+    if any(any(view[start + begin : start + end]) for name, _, _, begin, end in entries if name.startswith(_PAD)):
+        raise _corrupt("its padding is not zero")
+    return Chunk(
+        domain=domain,
+        specs={name: slab.spec for name, slab in slabs.items()},
+        slabs={name: memoryview(slab.pieces[0]) for name, slab in slabs.items()},
+    )
 
 
-def _check_parts(ordered: Sequence[Slab], domain: Sequence[tuple[str, int, int]]) -> None:
+def _check_parts(ordered: Sequence[Slab], domain: Sequence[Range]) -> None:
     names = [slab.spec.name for slab in ordered]
     if not names or len(set(names)) != len(names):
         raise InvalidInput(f"a chunk needs slabs with different names, not {names}", code="chunk")
-    axes = [axis for axis, _, _ in domain]
-    if axes != sorted(set(axes)) or any(not 0 <= start <= stop for _, start, stop in domain):
-        raise InvalidInput(
-            f"the domain {list(domain)} needs axes in order and ranges with 0 <= start <= stop", code="chunk"
-        )
+    check_domain(domain)
 
 
-def _metadata(specs: Sequence[SlabSpec], domain: Sequence[tuple[str, int, int]]) -> dict[str, str]:
+def _metadata(specs: Sequence[SlabSpec], domain: Sequence[Range]) -> dict[str, str]:
     metadata = {f"axes.{spec.name}": ",".join(spec.axes) for spec in specs}
-    metadata["domain"] = ",".join(f"{axis}:{start}:{stop}" for axis, start, stop in domain)
+    metadata["domain"] = domain_text(domain)
     metadata["forkpoint.chunk"] = str(CHUNK_VERSION)
     return metadata
 
 
-def _parse_metadata(metadata: Mapping[str, str]) -> tuple[tuple[tuple[str, int, int], ...], dict[str, tuple[str, ...]]]:
+def _check_version(metadata: Mapping[str, str]) -> None:
     version = metadata.get("forkpoint.chunk", "")
-    if not version.isascii() or not version.isdigit():
+    if not _VERSION.fullmatch(version):
         raise _corrupt("it carries no forkpoint.chunk version")
     if int(version) > CHUNK_VERSION:
         raise Incompatible(
             f"chunk format version {version} is newer than {CHUNK_VERSION}, the newest this program reads; update forkpoint",
             code="chunk_version", field="forkpoint.chunk", have=int(version), want=CHUNK_VERSION,
         )  # fmt: skip
-    domain: list[tuple[str, int, int]] = []
-    for item in filter(None, metadata.get("domain", "").split(",")):
-        axis, _, rest = item.partition(":")
-        start, _, stop = rest.partition(":")
-        if not (start.isdigit() and stop.isdigit()):
-            raise _corrupt(f"the domain {item!r} is not axis:start:stop")
-        domain.append((axis, int(start), int(stop)))
-    axes = {key[5:]: tuple(filter(None, text.split(","))) for key, text in metadata.items() if key.startswith("axes.")}
-    return tuple(domain), axes
 
 
 def _header_bytes(metadata: Mapping[str, str], entries: Sequence[_Entry]) -> bytes:
@@ -158,7 +154,8 @@ def _header_bytes(metadata: Mapping[str, str], entries: Sequence[_Entry]) -> byt
     return struct.pack("<Q", len(text)) + text
 
 
-def _read_header(view: memoryview) -> tuple[int, list[_Entry], Mapping[str, str]]:
+def _read_header(view: memoryview) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Where the data begins, the header without its metadata, and the metadata. Nothing in them has been checked."""
     if view.nbytes < 8:
         raise _corrupt(f"{view.nbytes} bytes are too few for a header")
     (length,) = struct.unpack("<Q", view[:8])
@@ -167,16 +164,22 @@ def _read_header(view: memoryview) -> tuple[int, list[_Entry], Mapping[str, str]
     try:
         header = json.loads(bytes(view[8 : 8 + length]).decode("ascii"))
         metadata = {str(key): str(text) for key, text in header.pop(_METADATA).items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _corrupt(f"the header cannot be read ({error})") from error
+    return 8 + length, header, metadata
+
+
+def _entries(header: Mapping[str, Any]) -> list[_Entry]:
+    try:
         entries = [
-            _Entry(str(name), str(item["dtype"]), tuple(map(int, item["shape"])), *map(int, item["data_offsets"]))
+            _Entry(name, str(item["dtype"]), tuple(map(int, item["shape"])), *map(int, item["data_offsets"]))
             for name, item in header.items()
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise _corrupt(f"the header cannot be read ({error})") from error
-    start = 8 + length
-    if any(not 0 <= begin <= end <= view.nbytes - start for _, _, _, begin, end in entries):
-        raise _corrupt("a slab lies outside the file")
-    return start, entries, metadata
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise _corrupt(f"a slab of the header cannot be read ({error})") from error
+    if any(begin < 0 or end < begin for _, _, _, begin, end in entries):
+        raise _corrupt("a slab has offsets that no data can have")
+    return entries
 
 
 def _corrupt(why: str) -> Error:

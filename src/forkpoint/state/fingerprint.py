@@ -6,12 +6,16 @@ same bits afterwards. A mismatch names the field and both values. Pure: whoever 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from forkpoint.errors import Incompatible
+from forkpoint.errors import Corrupt, Incompatible
 from forkpoint.ids import ObjectId, digest_of
-from forkpoint.state.canonical import Record, Value, canonical_bytes
+from forkpoint.state.canonical import Record, Value, canonical_bytes, to_float
+
+_PLAIN: Final = re.compile(r'[^."]+')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +94,22 @@ def _refusal(code: str, found: list[Difference], hint: str) -> Incompatible:
 
 
 def _leaves(value: Value, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and set(value) == {"f64"}:
-        yield path, repr(float.fromhex(str(value["f64"])))
-    elif isinstance(value, Mapping) and value:
+    """Path and text of every value that is not a map. Different records never have the same leaves."""
+    if isinstance(value, Mapping) and value and not _is_float(value):
         for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
+            yield from _leaves(item, f"{path}.{_step(key)}" if path else _step(key))
     else:
-        yield path, canonical_bytes(value).decode()
+        yield path, repr(to_float(value)) if _is_float(value) else canonical_bytes(value).decode()
+
+
+def _is_float(value: Value) -> bool:
+    try:
+        to_float(value)
+    except Corrupt:
+        return False
+    return True
+
+
+def _step(key: str) -> str:
+    """A key as part of a path; quoted where it could be read as something else."""
+    return key if _PLAIN.fullmatch(key) else canonical_bytes(key).decode()

@@ -7,23 +7,29 @@ boundaries with equal parents are one object.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from forkpoint.errors import Corrupt, Error, Incompatible, InvalidInput
+from forkpoint.errors import Corrupt, Error, InvalidInput
 from forkpoint.ids import Bytes, ChunkId, ManifestId, digest_of, parse_object_id
 from forkpoint.state.canonical import Record, Value, canonical_bytes, parse_canonical
+from forkpoint.state.domain import Range, check_domain
 from forkpoint.state.fingerprint import Fingerprint
+from forkpoint.state.record import as_count, as_fields, as_list, as_map, as_text, format_version, is_count
 
 FORMAT: Final = "forkpoint.manifest"
 VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 KINDS: Final = ("llm", "field")
+GROUP_KINDS: Final = ("tokens", "window", "boundary", "field")
 ROLES: Final = ("continues", "perturbs", "assimilates", "adopts")
 
-Migration = Callable[[Mapping[str, Value]], Mapping[str, Value]]
+_GROUP_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+Migration = Callable[[Record], Record]
 MIGRATIONS: Final[Mapping[int, Migration]] = {}
 """From a version to the next: each takes a decoded record of its version and returns one of the following version."""
 
@@ -34,7 +40,13 @@ class ChunkRef:
 
     chunk_id: ChunkId
     num_bytes: int
-    domain: tuple[tuple[str, int, int], ...]
+    domain: tuple[Range, ...]
+
+    def __post_init__(self) -> None:
+        parse_object_id(self.chunk_id)
+        check_domain(self.domain)
+        if not is_count(self.num_bytes):
+            raise _refusal("chunks", f"chunk {self.chunk_id} cannot have {self.num_bytes!r} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,12 @@ class Group:
     kind: str
     chunks: tuple[ChunkRef, ...]
 
+    def __post_init__(self) -> None:
+        if not _GROUP_NAME.fullmatch(self.name):
+            raise _refusal("groups", f"group {self.name!r:.160} needs a name of 1 to 64 of a-z, 0-9, '_', '.' and '-'")
+        if self.kind not in GROUP_KINDS:
+            raise _refusal("groups", f"group {self.name} has kind {self.kind!r:.64}, which is not one of {GROUP_KINDS}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
@@ -52,6 +70,11 @@ class Parent:
 
     role: str
     manifest_id: ManifestId
+
+    def __post_init__(self) -> None:
+        parse_object_id(self.manifest_id)
+        if self.role not in ROLES:
+            raise _refusal("parents", f"parent role {self.role!r:.64} is not one of {ROLES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +100,12 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidInput(f"manifest kind {self.kind!r} is not one of {KINDS}", code="manifest", field="kind")
+            raise _refusal("kind", f"manifest kind {self.kind!r:.64} is not one of {KINDS}")
         names = [group.name for group in self.groups]
         if names != sorted(set(names)):
-            raise InvalidInput(f"groups {names} must differ and stand in order", code="manifest", field="groups")
-        for parent in self.parents:
-            if parent.role not in ROLES:
-                raise InvalidInput(
-                    f"parent role {parent.role!r} is not one of {ROLES}", code="manifest", field="parents"
-                )
+            raise _refusal("groups", f"groups {names} must differ and stand in order")
+        if len(set(self.parents)) != len(self.parents):
+            raise _refusal("parents", "a parent stands twice in one role")
         have = len(canonical_bytes(self.payload))
         if have > MAX_PAYLOAD_BYTES:
             raise InvalidInput(
@@ -104,8 +124,12 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Canonical bytes; their digest is the manifest's id."""
-    return canonical_bytes(
+    """Canonical bytes; their digest is the manifest's id.
+
+    Raises:
+        InvalidInput: ``invalid_input.record`` for a value without canonical form, ``invalid_input.manifest_size`` above 64 MiB.
+    """
+    data = canonical_bytes(
         {
             "boundary": manifest.boundary,
             "fingerprint": {"execution": manifest.fingerprint.execution, "state": manifest.fingerprint.state},
@@ -117,6 +141,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "version": VERSION,
         }
     )
+    _check_size(len(data))
+    return data
 
 
 def manifest_id(manifest: Manifest) -> ManifestId:
@@ -132,32 +158,32 @@ def decode_manifest(data: Bytes) -> Manifest:
         Incompatible: ``incompatible.manifest_version`` for a version newer than this program reads.
         InvalidInput: ``invalid_input.manifest_size`` above 64 MiB.
     """
-    if memoryview(data).nbytes > MAX_MANIFEST_BYTES:
-        raise InvalidInput(
-            f"a manifest of {memoryview(data).nbytes} bytes is over {MAX_MANIFEST_BYTES}", code="manifest_size"
-        )
-    record = parse_canonical(data, "manifest")
-    if not isinstance(record, Mapping) or record.get("format") != FORMAT:
-        raise _corrupt("it does not say that it is one")
+    _check_size(memoryview(data).nbytes)
     try:
-        return _from_record(_migrated(record, MIGRATIONS))
-    except (InvalidInput, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt(str(error)) from error
+        return _from_record(migrated(as_map(parse_canonical(data, "manifest"))))
+    except InvalidInput as error:
+        raise _corrupt(error.message) from error
 
 
-def _migrated(record: Mapping[str, Value], migrations: Mapping[int, Migration]) -> Mapping[str, Value]:
-    version = record.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _corrupt(f"version {version!r}")
-    if version > VERSION:
-        raise Incompatible(
-            f"manifest version {version} is newer than {VERSION}, the newest this program reads; update forkpoint",
-            code="manifest_version", field="version", have=version, want=VERSION,
-        )  # fmt: skip
-    while version < VERSION:
-        record = migrations[version](record)
-        version += 1
+def migrated(record: Record, *, migrations: Mapping[int, Migration] = MIGRATIONS, newest: int = VERSION) -> Record:
+    """A decoded manifest of any version up to ``newest``, brought to ``newest`` one version at a time.
+
+    Raises:
+        Corrupt: ``corrupt.manifest`` when a migration finds the record unsound.
+        InvalidInput, Incompatible: as :func:`format_version`.
+    """
+    version = format_version(record, name="manifest", newest=newest)
+    for step in range(version, newest):
+        try:
+            record = migrations[step](record)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _corrupt(f"version {step} cannot be migrated ({error!r:.256})") from error
     return record
+
+
+def _check_size(have: int) -> None:
+    if have > MAX_MANIFEST_BYTES:
+        raise InvalidInput(f"a manifest of {have} bytes is over {MAX_MANIFEST_BYTES}", code="manifest_size", have=have)
 
 
 def _group_record(group: Group) -> Record:
@@ -172,69 +198,47 @@ def _group_record(group: Group) -> Record:
     return {"chunks": chunks, "kind": group.kind, "name": group.name}
 
 
-_FIELDS: Final = {"boundary", "fingerprint", "format", "groups", "kind", "parents", "payload", "version"}
-
-
-def _from_record(record: Mapping[str, Value]) -> Manifest:
-    if set(record) != _FIELDS:
-        raise _corrupt(f"its fields are {sorted(record)}")
-    fingerprint = _map(record["fingerprint"])
+def _from_record(record: Record) -> Manifest:
+    as_fields(record, "boundary", "fingerprint", "format", "groups", "kind", "parents", "payload", "version")
+    fingerprint = as_fields(record["fingerprint"], "execution", "state")
     return Manifest(
-        kind=_text(record["kind"]),
-        fingerprint=Fingerprint(state=_map(fingerprint["state"]), execution=_map(fingerprint["execution"])),
-        boundary=_map(record["boundary"]),
-        groups=tuple(_group(_map(item)) for item in _list(record["groups"])),
-        parents=tuple(
-            Parent(role=_text(_map(item)["role"]), manifest_id=parse_object_id(_text(_map(item)["id"])))
-            for item in _list(record["parents"])
-        ),
-        payload=_map(record["payload"]),
+        kind=as_text(record["kind"]),
+        fingerprint=Fingerprint(state=as_map(fingerprint["state"]), execution=as_map(fingerprint["execution"])),
+        boundary=as_map(record["boundary"]),
+        groups=tuple(_group(as_fields(item, "chunks", "kind", "name")) for item in as_list(record["groups"])),
+        parents=tuple(_parent(as_fields(item, "id", "role")) for item in as_list(record["parents"])),
+        payload=as_map(record["payload"]),
     )
+
+
+def _parent(record: Record) -> Parent:
+    return Parent(role=as_text(record["role"]), manifest_id=parse_object_id(as_text(record["id"])))
 
 
 def _group(record: Record) -> Group:
     return Group(
-        name=_text(record["name"]),
-        kind=_text(record["kind"]),
-        chunks=tuple(_chunk(_map(item)) for item in _list(record["chunks"])),
+        name=as_text(record["name"]),
+        kind=as_text(record["kind"]),
+        chunks=tuple(_chunk(as_fields(item, "bytes", "domain", "id")) for item in as_list(record["chunks"])),
     )
 
 
 def _chunk(record: Record) -> ChunkRef:
     return ChunkRef(
-        chunk_id=parse_object_id(_text(record["id"])),
-        num_bytes=_natural(record["bytes"]),
-        domain=tuple(_range(_list(item)) for item in _list(record["domain"])),
+        chunk_id=ChunkId(as_text(record["id"])),
+        num_bytes=as_count(record["bytes"]),
+        domain=tuple(_range(as_list(item)) for item in as_list(record["domain"])),
     )
 
 
-def _range(item: Sequence[Value]) -> tuple[str, int, int]:
-    axis, start, stop = item
-    return _text(axis), _natural(start), _natural(stop)
+def _range(item: Sequence[Value]) -> Range:
+    if len(item) != 3:
+        raise _refusal("domain", f"a range of {len(item)} values is not axis, start, stop")
+    return as_text(item[0]), as_count(item[1]), as_count(item[2])
 
 
-def _map(value: Value) -> Record:
-    if not isinstance(value, Mapping):
-        raise _corrupt(f"{value!r} is not a map")
-    return value
-
-
-def _list(value: Value) -> Sequence[Value]:
-    if not isinstance(value, list):
-        raise _corrupt(f"{value!r} is not a list")
-    return value
-
-
-def _text(value: Value) -> str:
-    if not isinstance(value, str):
-        raise _corrupt(f"{value!r} is not a string")
-    return value
-
-
-def _natural(value: Value) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _corrupt(f"{value!r} is not a count")
-    return value
+def _refusal(field_name: str, why: str) -> InvalidInput:
+    return InvalidInput(why, code="manifest", field=field_name)
 
 
 def _corrupt(why: str) -> Error:

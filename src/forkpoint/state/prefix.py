@@ -21,8 +21,12 @@ _LINK_DOMAIN: Final = b"forkpoint.prefix.link.1"
 
 
 def root_key(state_id: ObjectId, namespace: str) -> ObjectId:
-    """Key of the empty prefix."""
-    return digest_of(_fields(_ROOT_DOMAIN, digest_bytes(state_id), namespace.encode()))
+    """Key of the empty prefix. InvalidInput ``invalid_input.namespace`` for a name that is not Unicode (a lone surrogate)."""
+    try:
+        name = namespace.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"namespace {namespace!r} holds a lone surrogate", code="namespace") from error
+    return digest_of(_fields(_ROOT_DOMAIN, digest_bytes(state_id), name))
 
 
 def next_key(previous: ObjectId, tokens: Sequence[int]) -> ObjectId:

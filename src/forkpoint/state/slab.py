@@ -14,6 +14,7 @@ from typing import Final
 
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import Bytes
+from forkpoint.state.record import is_count
 
 DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -25,7 +26,8 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 
 MAX_AXES: Final = 8
 MAX_ELEMENTS: Final = 2**48
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+"""What slabs and axes may be called: nothing that a separator, an escape or another alphabet could imitate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +40,30 @@ class SlabSpec:
     axes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            _refuse(self.name, "name", self.name, "use lower-case letters, digits, '_', '.' and '-'")
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            self._refuse("name", self.name, "use lower-case letters, digits, '_', '.' and '-'")
         if self.dtype not in DTYPE_BYTES:
-            _refuse(self.name, "dtype", self.dtype, "use one of " + ", ".join(DTYPE_BYTES))
+            self._refuse("dtype", self.dtype, "use one of " + ", ".join(DTYPE_BYTES))
+        self._check_axes()
+        self._check_shape()
+
+    def _check_axes(self) -> None:
         if len(self.shape) != len(self.axes) or len(self.shape) > MAX_AXES or len(set(self.axes)) != len(self.axes):
-            _refuse(
-                self.name,
-                "axes",
-                str(self.axes),
-                f"name each of the {len(self.shape)} dimensions once, at most {MAX_AXES}",
-            )
-        if any(not _NAME.fullmatch(axis) for axis in self.axes):
-            _refuse(self.name, "axes", str(self.axes), "use lower-case letters, digits, '_', '.' and '-'")
-        if any(size < 0 for size in self.shape) or math.prod(self.shape) > MAX_ELEMENTS:
-            _refuse(
-                self.name, "shape", str(self.shape), f"sizes are at least 0 and at most {MAX_ELEMENTS} elements in all"
-            )
+            self._refuse("axes", self.axes, f"name each of the {len(self.shape)} dimensions once, at most {MAX_AXES}")
+        for axis in self.axes:
+            if not isinstance(axis, str) or not NAME.fullmatch(axis):
+                self._refuse("axes", self.axes, "use lower-case letters, digits, '_', '.' and '-'")
+
+    def _check_shape(self) -> None:
+        # Empty dimensions are left out of the product: other readers multiply from the left and refuse on the way.
+        if not all(map(is_count, self.shape)) or math.prod(filter(None, self.shape)) > MAX_ELEMENTS:
+            rule = f"sizes are integers from 0 and those above 0 multiply to at most {MAX_ELEMENTS}"
+            self._refuse("shape", self.shape, rule)
+
+    def _refuse(self, field: str, value: object, rule: str) -> None:
+        raise InvalidInput(
+            f"slab {self.name!r:.160}: {field} {value!r:.256} is not allowed; {rule}", code="slab", field=field
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -70,13 +79,17 @@ class Slab:
     pieces: Sequence[Bytes]
 
     def __post_init__(self) -> None:
-        have = sum(memoryview(piece).nbytes for piece in self.pieces)
+        have = 0
+        for piece in self.pieces:
+            view = memoryview(piece)
+            have += view.nbytes
+            if not view.c_contiguous:
+                raise InvalidInput(
+                    f"slab {self.spec.name} has a piece that is not contiguous; copy it first",
+                    code="slab", slab=self.spec.name,
+                )  # fmt: skip
         if have != self.spec.num_bytes:
             raise InvalidInput(
                 f"slab {self.spec.name} holds {have} bytes; {self.spec.dtype} {self.spec.shape} needs {self.spec.num_bytes}",
                 code="slab", slab=self.spec.name, have=have, want=self.spec.num_bytes,
             )  # fmt: skip
-
-
-def _refuse(slab: str, field: str, value: str, rule: str) -> None:
-    raise InvalidInput(f"slab {slab!r}: {field} {value!r} is not allowed; {rule}", code="slab", slab=slab, field=field)
