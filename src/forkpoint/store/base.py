@@ -36,7 +36,11 @@ class PutReceipt:
 
 
 class Store(Protocol):
-    """Content-addressed bytes. Every method is safe to call from several threads and processes at once."""
+    """Content-addressed bytes. Every method is safe to call from several threads and processes at once.
+
+    Kinds are apart: an object of one kind is not present under another. Every method that takes an id raises InvalidInput
+    ``invalid_input.id`` for text that is no complete id, and Unavailable ``unavailable.store`` when the store does not serve.
+    """
 
     def put(self, new: NewObject) -> PutReceipt:
         """Make one object durable; idempotent. An existing object that turns out to be corrupt is replaced.
@@ -51,7 +55,8 @@ class Store(Protocol):
         """Make a batch durable, in order, for fewer flushes than one ``put`` each.
 
         Consumes ``batch`` lazily, holding at most one object's parts beyond what the caller holds. When it raises, objects
-        of the batch may or may not be present, each absent or complete.
+        of the batch may or may not be present, each absent or complete. Receipts are in the order of the batch; of equal
+        objects in one batch, only the first is written. Raises like ``put``, and whatever ``batch`` raises.
         """
         ...
 
@@ -65,7 +70,13 @@ class Store(Protocol):
         ...
 
     def read_range(self, kind: ObjectKind, object_id: ObjectId, start: int, stop: int) -> memoryview:
-        """Bytes ``[start, stop)`` of an object, verified like ``get``. InvalidInput ``invalid_input.range`` outside it."""
+        """Bytes ``[start, stop)`` of an object, possibly none, verified like ``get``.
+
+        Raises:
+            NotFound: ``not_found.object``.
+            Corrupt: ``corrupt.object``, wherever in the object the damage is.
+            InvalidInput: ``invalid_input.range`` unless ``0 <= start <= stop <= size``.
+        """
         ...
 
     def has(self, kind: ObjectKind, object_id: ObjectId) -> bool:
@@ -77,7 +88,12 @@ class Store(Protocol):
         ...
 
     def verify(self, kind: ObjectKind, object_id: ObjectId) -> None:
-        """Recompute the digest now, whatever was verified before. Raises NotFound or Corrupt."""
+        """Recompute the digest now, whatever was verified before.
+
+        Raises:
+            NotFound: ``not_found.object``.
+            Corrupt: ``corrupt.object``; from then on ``get`` raises it too, until the object is put again.
+        """
         ...
 
     def delete(self, kind: ObjectKind, object_id: ObjectId) -> bool:
