@@ -33,6 +33,9 @@ _WINDOW: Final = 16
 _TAIL: Final = 8
 """Tokens decoded per push, and tokens kept when the window moves: more than an unfinished character can span."""
 
+_CONTEXT: Final = 64
+"""Tokens of a context that are used: enough that a run of byte tokens, which must be met from its start, begins within."""
+
 _MAX_CLUSTER: Final = 128
 """A longer grapheme cluster (endless combining marks) is shown in parts; UAX 15 calls 30 marks the limit of real text."""
 
@@ -45,23 +48,26 @@ class TokenDecoder:
 
     The technique is the prefix and read offset of text-generation-inference: a recent window is decoded whole and what it
     adds is new, so that a decoder that treats the first token apart (SentencePiece strips its space) adds the same text. The
-    window has at most 16 tokens, whatever the length of the text.
+    window has fewer than 20 tokens, whatever the length of the text.
 
     One exception to the equality: a byte-fallback decoder turns a whole run of byte tokens into U+FFFD if any part of the run
-    is not UTF-8. Characters of such a run that were complete stay as shown, and the undecodable rest follows as U+FFFD.
+    is not UTF-8. Characters of such a run that were complete stay as shown, and the undecodable rest follows as U+FFFD. (Nor
+    can a U+FFFD that a model spells in three byte tokens be told from undecodable ones.)
 
     Args:
         decode: see ``Decode``.
-        context: tokens before the first one pushed, of which the last 16 are used. Their text is not given out, but the
-            first pushed token is decoded as their successor, with its leading space.
+        context: tokens before the generated ones, of which the last 64 are pushed here and their certain text dropped: the
+            first generated token keeps its leading space, and a character begun in the prompt is completed.
     """
 
     def __init__(self, decode: Decode, *, context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window = list(context[-_WINDOW:])
-        self._text = decode(self._window) if self._window else ""
-        self._shown = _certain(self._text)
-        self._clean: list[int] = [len(self._window)] if self._shown == self._text else [0]
+        self._window: list[int] = []
+        self._text = ""
+        self._shown = ""
+        self._clean = [0]
+        for token in context[-_CONTEXT:]:
+            self.push(token)
 
     def push(self, token: int) -> str:
         """Characters that no later token can change, after one more token."""
@@ -141,6 +147,11 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
+    @property
+    def held(self) -> str:
+        """The end of the text so far that may start a stop string."""
+        return self._held
+
     def push(self, text: str) -> str:
         """Text that is surely not the start of a stop string; after a match, only what comes before it."""
         buffer = self._held + text
@@ -218,16 +229,16 @@ class TextStream:
     def _give(self, text: str) -> str:
         """Whole glyphs of the held back ones and ``text``; all of it when nothing can follow."""
         glyphs = self._glyphs + text
-        end = len(glyphs) if self.stopped or self._finished else _boundary(glyphs)
+        ended = self.stopped or self._finished
+        end = len(glyphs) if ended else _boundary(glyphs + self._matcher.held, len(glyphs))
         piece, self._glyphs = glyphs[:end], glyphs[end:]
         self._pieces.append(piece)
         return piece
 
 
-def _boundary(text: str) -> int:
-    """End of the last grapheme cluster of ``text`` that no further character can extend."""
-    start = end = 0
-    for cluster in _CLUSTER.finditer(text):
-        start, end = cluster.span()
-    complete = text.endswith("\n") or end - start > _MAX_CLUSTER
-    return end if complete else start
+def _boundary(text: str, limit: int) -> int:
+    """The last place in ``text`` up to ``limit`` where a grapheme cluster ends whatever follows ``text``."""
+    starts = [cluster.start() for cluster in _CLUSTER.finditer(text)]
+    last = max((start for start in starts if start <= limit), default=0)
+    complete = limit == len(text) and text.endswith("\n")
+    return limit if complete or limit - last > _MAX_CLUSTER else last
