@@ -47,7 +47,7 @@ class Layout:
                 continue
             for entry in _entries(folder.path):
                 rest = entry.name.removesuffix(suffix)
-                if rest != entry.name and _REST.fullmatch(rest) and entry.is_file(follow_symlinks=False):
+                if rest != entry.name and _REST.fullmatch(rest) and entry.is_file():
                     yield ObjectId(f"b3:{folder.name}{rest}")
 
 
