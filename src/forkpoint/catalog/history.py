@@ -15,7 +15,8 @@ from sqlalchemy.sql.expression import FromClause
 from forkpoint.catalog import schema
 from forkpoint.catalog.records import TransactionRow
 
-AnyRow: TypeAlias = Row[Any]  # a row inside this package; what leaves it is a record
+AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
+"""A row inside this package; what leaves it is a record."""
 
 
 def live(facts: FromClause, as_of: int | None) -> ColumnElement[bool]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
-from sqlalchemy import CTE, Connection, Integer, literal, null, select
+from sqlalchemy import CTE, Connection, Integer, Select, literal, null, select
 
 from forkpoint.catalog.dialect import in_batches
 from forkpoint.catalog.history import Reads, live
-from forkpoint.catalog.manifests import parents_of
-from forkpoint.catalog.records import LogRow
+from forkpoint.catalog.records import LogRow, ParentEdge
 from forkpoint.catalog.schema import manifest, manifest_parent, transaction
 from forkpoint.ids import ManifestId
 
@@ -28,7 +30,7 @@ class LineageReads(Reads):
         """
         with self._reading() as connection:
             edges = connection.execute(select(_walk_edges([manifest_id], as_of))).all()
-            facts = _newest_first([(child, parent) for child, parent in edges])[:limit]
+            facts = _newest_first(edges)[:limit]
             return _log_rows(connection, facts)
 
     def first_parent(self, manifest_id: ManifestId, n: int, as_of: int | None = None) -> ManifestId | None:
@@ -41,9 +43,10 @@ class LineageReads(Reads):
     def is_ancestor(self, ancestor: ManifestId, descendant: ManifestId, as_of: int | None = None) -> bool:
         """Whether ``ancestor`` is ``descendant`` or one it descends from, as far as the catalog knows."""
         walk = _walk([descendant], as_of)
-        query = select(walk.c.fact).join(manifest, manifest.c.fact == walk.c.fact)
+        wanted = select(manifest.c.fact).where(manifest.c.manifest_id == ancestor, live(manifest, as_of))
+        query = select(walk.c.fact).where(walk.c.fact == wanted.scalar_subquery()).limit(1)
         with self._reading() as connection:
-            return connection.execute(query.where(manifest.c.manifest_id == ancestor).limit(1)).first() is not None
+            return connection.execute(query).first() is not None
 
     def reachable(self, roots: Iterable[ManifestId], as_of: int | None = None) -> set[ManifestId]:
         """The live ones of ``roots`` and everything live that they descend from."""
@@ -100,7 +103,7 @@ def _walk_first_parents(manifest_id: ManifestId, n: int, as_of: int | None) -> C
     )
 
 
-def _newest_first(edges: Sequence[tuple[int | None, int]]) -> list[int]:
+def _newest_first(edges: Iterable[Sequence[Any]]) -> list[int]:
     """Topological order of the facts in ``(child, parent)`` edges: children first, then the greater fact first."""
     parents: defaultdict[int, list[int]] = defaultdict(list)
     num_children: defaultdict[int, int] = defaultdict(int)
@@ -122,19 +125,33 @@ def _newest_first(edges: Sequence[tuple[int | None, int]]) -> list[int]:
 
 
 def _log_rows(connection: Connection, facts: Sequence[int]) -> list[LogRow]:
-    parents = parents_of(connection, facts)
     rows: dict[int, LogRow] = {}
     for batch in in_batches(facts):
-        query = select(manifest, transaction.c.at_us).join(transaction, transaction.c.tx == manifest.c.added_tx)
-        for row in connection.execute(query.where(manifest.c.fact.in_(batch))):
-            rows[row.fact] = LogRow(
-                manifest_id=row.manifest_id,
-                parents=parents.get(row.fact, ()),
-                kind=row.kind,
-                position=row.position,
-                num_bytes=row.num_bytes,
-                message=row.message,
-                added_tx=row.added_tx,
-                added_us=row.at_us,
-            )
+        found = connection.execute(_log_query().where(manifest.c.fact.in_(batch))).all()
+        rows.update((fact, _log_row(list(edges))) for fact, edges in groupby(found, key=itemgetter(0)))
     return [rows[fact] for fact in facts]
+
+
+def _log_query() -> Select[*tuple[Any, ...]]:
+    """A row for each parent edge of a manifest, in order; one with NULLs for a manifest without parents."""
+    own = [manifest.c[name] for name in ("fact", "manifest_id", "kind", "position", "num_bytes", "message", "added_tx")]
+    return (
+        select(*own, transaction.c.at_us, manifest_parent.c.role, manifest_parent.c.parent_id)
+        .join_from(manifest, transaction, transaction.c.tx == manifest.c.added_tx)
+        .outerjoin(manifest_parent, manifest_parent.c.fact == manifest.c.fact)
+        .order_by(manifest.c.fact, manifest_parent.c.ordinal)
+    )
+
+
+def _log_row(edges: Sequence[Sequence[Any]]) -> LogRow:
+    _, manifest_id, kind, position, num_bytes, message, added_tx, added_us, _, _ = edges[0]
+    return LogRow(
+        manifest_id=manifest_id,
+        parents=tuple(ParentEdge(role=edge[-2], manifest_id=edge[-1]) for edge in edges if edge[-1] is not None),
+        kind=kind,
+        position=position,
+        num_bytes=num_bytes,
+        message=message,
+        added_tx=added_tx,
+        added_us=added_us,
+    )

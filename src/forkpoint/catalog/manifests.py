@@ -145,7 +145,7 @@ def parents_of(connection: Connection, facts: Iterable[int]) -> dict[int, tuple[
     parents: defaultdict[int, list[ParentEdge]] = defaultdict(list)
     for batch in in_batches(facts):
         query = select(edge.c.fact, edge.c.role, edge.c.parent_id).where(edge.c.fact.in_(batch))
-        for fact, role, parent_id in connection.execute(query.order_by(edge.c.fact, edge.c.ordinal)):
+        for fact, role, parent_id in connection.execute(query.order_by(edge.c.fact, edge.c.ordinal)).all():
             parents[fact].append(ParentEdge(role=role, manifest_id=parent_id))
     return {fact: tuple(edges) for fact, edges in parents.items()}
 
@@ -156,7 +156,7 @@ def _introduced_by(connection: Connection, facts: Iterable[int]) -> dict[int, tu
     introduced: defaultdict[int, list[ChunkRow]] = defaultdict(list)
     for batch in in_batches(facts):
         query = select(edge.c.fact, edge.c.chunk_id, edge.c.num_bytes).where(edge.c.fact.in_(batch))
-        for fact, chunk_id, num_bytes in connection.execute(query.order_by(edge.c.fact, edge.c.chunk_id)):
+        for fact, chunk_id, num_bytes in connection.execute(query.order_by(edge.c.fact, edge.c.chunk_id)).all():
             introduced[fact].append(ChunkRow(chunk_id=chunk_id, num_bytes=num_bytes))
     return {fact: tuple(chunks) for fact, chunks in introduced.items()}
 

@@ -51,7 +51,7 @@ class PrefixReads(Reads):
                     prefix.c.group_name.in_(groups),
                     live(prefix, as_of),
                 )
-                for key, group, index, chunk_id in connection.execute(query):
+                for key, group, index, chunk_id in connection.execute(query).all():
                     row = PrefixRow(key=key, execution_id=execution_id, group=group, index=index, chunk_id=chunk_id)
                     found[key].append(row)
         return found
