@@ -39,7 +39,9 @@ class Transaction(ManifestReads, LineageReads, RefReads, PrefixReads, Collection
         now = now_us(connection)
         # Time never runs backwards along the numbers, whatever the clock does.
         advance = update(counter).values(tx=counter.c.tx + 1, at_us=case((now > last, now), else_=last))
-        self.number, self.at_us = connection.execute(advance.returning(counter.c.tx, counter.c.at_us)).one()
+        row = connection.execute(advance.returning(counter.c.tx, counter.c.at_us)).one()
+        self.number: int = row.tx
+        self.at_us: int = row.at_us
         values = {"tx": self.number, "at_us": self.at_us, "reason": reason}
         connection.execute(insert(schema.transaction).values(values))
 
