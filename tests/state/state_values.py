@@ -93,7 +93,9 @@ moves = st.builds(
 
 @st.composite
 def bundle_entries(draw) -> list[BundleEntry]:
-    contents = draw(st.lists(st.tuples(st.sampled_from(list(ObjectKind)), st.binary(max_size=130)), max_size=4, unique=True))
+    contents = draw(
+        st.lists(st.tuples(st.sampled_from(list(ObjectKind)), st.binary(max_size=130)), max_size=4, unique=True)
+    )
     return [BundleEntry(kind=kind, object_id=digest_of([data]), parts=[data]) for kind, data in contents]
 
 
