@@ -125,10 +125,13 @@ class CatalogContract(ABC):
         assert [row.tx for row in catalog.transactions(limit=1)] == [2]
 
     def test_a_transaction_that_raises_leaves_nothing_behind(self, catalog: Catalog) -> None:
-        with pytest.raises(NotFound), catalog.transaction(reason="fails") as tx:
+        def fail(tx: Transaction) -> None:
             tx.add_manifest(manifest_row("a"))
             point(tx, MAIN, "a")
-            point(tx, MAIN, "absent")
+            raise KeyError
+
+        with pytest.raises(KeyError), catalog.transaction(reason="fails") as tx:
+            fail(tx)
         assert catalog.current_tx() == 0
         assert list(catalog.manifests()) == [] == catalog.refs()
         assert catalog.moves() == []
