@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from forkpoint.ids import Bytes, ObjectId, ObjectKind
 from forkpoint.state.canonical import Record
 from forkpoint.state.fingerprint import Fingerprint
-from forkpoint.state.manifest import ChunkRef, Parent
+from forkpoint.state.manifest import ChunkRef, Group, Manifest, Parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +69,20 @@ class Draft:
     tokens: Sequence[int] = ()
     is_trusted: bool = True
     check: Callable[[], None] = lambda: None
+
+
+def assemble(draft: Draft, refs: Sequence[ChunkRef]) -> Manifest:
+    """The manifest of a draft whose chunks, in order over all groups, are stored as ``refs``."""
+    remaining = iter(refs)
+    groups = [
+        Group(name=group.name, kind=group.kind, chunks=tuple(next(remaining) for _ in group.chunks))
+        for group in draft.groups
+    ]
+    return Manifest(
+        kind=draft.kind,
+        fingerprint=draft.fingerprint,
+        boundary=draft.boundary,
+        groups=tuple(sorted(groups, key=lambda group: group.name)),
+        parents=draft.parents,
+        payload=draft.payload,
+    )

@@ -1,0 +1,62 @@
+"""The boundary of a language-model continuation as a record: where it stands and how it goes on (FORMAT.md, "Kind llm")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forkpoint.errors import Corrupt, InvalidInput
+from forkpoint.llm.sampling import Sampling
+from forkpoint.state.canonical import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """A point between two steps.
+
+    Attributes:
+        position: processed tokens; state covers ``[0, position)``.
+        pending: the token to be evaluated at ``position`` next, or None for a session that has just returned logits.
+        prompt_length: leading tokens of the history that were given; what follows was generated. Presence and frequency penalties and
+            stop strings look at the generated part only.
+        offset: tokens dropped from the front of the history by rollover; random numbers count from there.
+        sampling: parameters, seed and stream.
+    """
+
+    position: int
+    pending: int | None
+    prompt_length: int
+    offset: int
+    sampling: Sampling
+
+    def to_record(self) -> Record:
+        """Canonical record."""
+        return {
+            "offset": self.offset,
+            "pending": self.pending,
+            "position": self.position,
+            "prompt_length": self.prompt_length,
+            "sampling": self.sampling.to_record(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Record) -> Boundary:
+        """Read a boundary. Raises Corrupt ``corrupt.boundary`` for anything else."""
+        try:
+            sampling = record["sampling"]
+            assert isinstance(sampling, dict)
+            boundary = cls(
+                position=_count(record["position"]),
+                pending=None if record["pending"] is None else _count(record["pending"]),
+                prompt_length=_count(record["prompt_length"]),
+                offset=_count(record["offset"]),
+                sampling=Sampling.from_record(sampling),
+            )
+        except (KeyError, TypeError, AssertionError, InvalidInput) as error:
+            raise Corrupt(f"not the boundary of a language model: {error!r}", code="boundary") from error
+        return boundary
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value

@@ -1,0 +1,395 @@
+"""A continuation: an immutable value that is a language model in mid-thought.
+
+``extend``, ``generate``, ``score`` and ``fork`` return new values and leave the old one usable; two uses of one value are a fork.
+State covers every token but the last: the *pending* one is evaluated by the next step. Nothing here knows torch or SQL.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+import numpy as np
+
+from forkpoint.errors import InvalidInput
+from forkpoint.ids import ManifestId
+from forkpoint.llm.boundary import Boundary
+from forkpoint.llm.capture import capture
+from forkpoint.llm.engines.base import Logits, PrefillProgress, Runtime, no_progress
+from forkpoint.llm.generation import Completion, Cursor, Finish, GeneratedToken, best_alternatives, run
+from forkpoint.llm.history import History
+from forkpoint.llm.lineage import Lineage
+from forkpoint.llm.receipt import Receipt
+from forkpoint.llm.sampling import Choice, Sampling
+from forkpoint.llm.scoring import Score, score_alternatives
+from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
+from forkpoint.repo.publication import Publication
+from forkpoint.repo.repository import Repository
+from forkpoint.state.canonical import Record
+from forkpoint.state.draft import Draft
+from forkpoint.state.manifest import Manifest
+from forkpoint.state.prefix import CHUNK_TOKENS
+
+Message = Mapping[str, str]
+"""``{"role": ..., "content": ...}``"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedToken:
+    """One item of :meth:`Continuation.stream`: a token, the text to show with it, its logits, and the continuation after it."""
+
+    choice: Choice
+    text: str
+    logits: Logits
+    continuation: Continuation
+
+
+@final
+class Continuation:
+    """See the module. Made by an engine's ``start``, ``chat``, ``checkout`` or ``restore``, never directly."""
+
+    __slots__ = ("_cursor", "_is_trusted", "_lineage", "_runtime", "completion", "messages", "receipt", "sampling")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        cursor: Cursor,
+        *,
+        sampling: Sampling,
+        receipt: Receipt,
+        lineage: Lineage,
+        is_trusted: bool = True,
+        messages: tuple[Message, ...] = (),
+        completion: Completion | None = None,
+    ) -> None:
+        assert len(cursor.tokens) == cursor.state.length + 1
+        self._runtime = runtime
+        self._cursor = cursor
+        self._lineage = lineage
+        self._is_trusted = is_trusted
+        self.sampling = sampling
+        """Parameters, seed and stream with which it goes on."""
+        self.receipt = receipt
+        """How this value came to be."""
+        self.messages = messages
+        """The conversation, if it is one."""
+        self.completion = completion
+        """What ``generate`` produced, if this value came from it."""
+
+    # ---- what it is ----
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The history, pending token included: ``position + 1`` ids."""
+        return tuple(self._cursor.tokens)
+
+    @property
+    def position(self) -> int:
+        """Processed tokens: the position at which the pending token is evaluated."""
+        return self._cursor.state.length
+
+    @property
+    def pending(self) -> int:
+        """The token that the next step evaluates."""
+        return self._cursor.tokens[-1]
+
+    @property
+    def text(self) -> str:
+        """The history as text, special tokens written out."""
+        return self._runtime.codec.decode(self.tokens)
+
+    @property
+    def id(self) -> ManifestId:
+        """Digest of the manifest that a commit of this value writes; hashes the state on first use."""
+        return self._lineage.identify(self._draft)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of state behind this value, shared or not."""
+        return self.position * sum(group.token_bytes for group in self._runtime.groups)
+
+    def __repr__(self) -> str:
+        return f"<Continuation of {self._runtime.name} at {self.position}, pending {self.pending}>"
+
+    # ---- going on ----
+
+    def extend(self, text: str | Sequence[int], *, progress: PrefillProgress = no_progress) -> Continuation:
+        """Append given tokens; text is tokenised alone, without special tokens.
+
+        Raises:
+            InvalidInput: ``invalid_input.empty`` for nothing to append, ``invalid_input.token`` for an id outside the vocabulary.
+            CapacityExceeded: ``capacity.context``.
+            Incompatible: ``incompatible.weights`` when the model's weights changed since it was loaded.
+        """
+        added = self._runtime.codec.encode(text) if isinstance(text, str) else list(text)
+        if not added:
+            raise InvalidInput("there is nothing to extend with; give at least one token", code="empty")
+        return self._extended(self._cursor, added, operation="extend", progress=progress)
+
+    def generate(
+        self,
+        max_tokens: int = 128,
+        *,
+        sampling: Sampling | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+        top_logprobs: int = 0,
+    ) -> Continuation:
+        """Generate until an end token, a stop string, ``max_tokens`` or the end of the context.
+
+        Returns:
+            A value whose ``completion`` says what was generated and why it ended. An end token, and the tokens that held a stop string,
+            are part of its history.
+        """
+        started = time.perf_counter()
+        sampling = sampling or self.sampling
+        pieces: list[str] = []
+        choices: list[Choice] = []
+        tops: list[tuple[Choice, ...]] = []
+        finish: Finish | None = None
+        for item in run(self._runtime, self._cursor, sampling, max_tokens):
+            pieces.append(item.text)
+            if item.text:
+                on_text(item.text)
+            if isinstance(item, Finish):
+                finish = item
+            else:
+                choices.append(item.choice)
+                tops.append(best_alternatives(item.logits, top_logprobs))
+        assert finish is not None
+        completion = Completion(
+            text="".join(pieces),
+            choices=tuple(choices),
+            top_logprobs=tuple(tops) if top_logprobs else (),
+            finish_reason=finish.reason,
+            dropped=finish.cursor.offset - self._cursor.offset,
+        )
+        return self._after(
+            finish.cursor, "generate", started, computed=len(choices), sampling=sampling, completion=completion
+        )
+
+    def stream(self, max_tokens: int = 128, *, sampling: Sampling | None = None) -> Iterator[StreamedToken]:
+        """Generate, yielding after each token; the last piece of held-back text comes with an item that repeats the last token.
+
+        Stopping the iteration anywhere and going on from an item's ``continuation`` gives what an uninterrupted run gives.
+        """
+        sampling = sampling or self.sampling
+        held: GeneratedToken | None = None
+        for item in run(self._runtime, self._cursor, sampling, max_tokens):
+            if held is not None:
+                text = held.text + (item.text if isinstance(item, Finish) else "")
+                value = self._after(held.cursor, "generate", None, computed=0, sampling=sampling)
+                yield StreamedToken(choice=held.choice, text=text, logits=held.logits, continuation=value)
+            held = item if isinstance(item, GeneratedToken) else None
+
+    def logits(self) -> Logits:
+        """What the next step will see: float32 ``[vocabulary]``. Nothing is changed or kept."""
+        (rows,) = self._runtime.evaluate(self._cursor.state, [[self.pending]])
+        return np.asarray(rows[0])
+
+    def score(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        end: Literal["ignore", "count"] = "ignore",
+        normalise: Literal["none", "tokens"] = "none",
+    ) -> list[Score]:
+        """Log-probability of each whole text as what comes next, from this one state, which is not touched.
+
+        Args:
+            texts: strings, each tokenised alone without special tokens, or token ids.
+            end: ``count`` adds the log-probability of the model's first end token after the text.
+            normalise: ``tokens`` divides by the number of tokens counted.
+        """
+        candidates = [self._runtime.codec.encode(text) if isinstance(text, str) else list(text) for text in texts]
+        return score_alternatives(self._runtime, self._cursor, candidates, end=end, normalise=normalise)
+
+    def fork(self, count: int | None = None) -> Continuation | list[Continuation]:
+        """A plain fork keeps the random stream and so repeats exactly; ``fork(n)`` gives n values on streams 0 .. n-1. Copies nothing."""
+        if count is None:
+            return self._forked(self.sampling)
+        if count < 1:
+            raise InvalidInput(f"fork({count}): give 1 or more", code="count", count=count)
+        return [self.with_sampling(_on_stream(self.sampling, stream)) for stream in range(count)]
+
+    def with_sampling(self, sampling: Sampling) -> Continuation:
+        """The same state, going on with other parameters, seed or stream."""
+        return self._forked(sampling)
+
+    def say(self, content: str, *, role: str = "user", progress: PrefillProgress = no_progress) -> Continuation:
+        """Add a chat turn: the whole conversation is rendered again, and what it shares with this history is kept.
+
+        The receipt says how many tokens matched, and what did not.
+        """
+        messages = (*self.messages, {"role": role, "content": content})
+        rendered = self._runtime.codec.render_chat([dict(message) for message in messages])
+        common = _common_length(self._cursor.tokens, rendered)
+        cursor = self._cursor
+        notes: tuple[str, ...] = ()
+        if common < len(self._cursor.tokens):
+            cursor = _shortened(cursor, max(common, 1), rendered)
+            notes = (
+                f"the rendered conversation differs from token {common} on; {len(self._cursor.tokens) - common} tokens were left behind",
+            )
+        value = self._extended(
+            cursor, rendered[len(cursor.tokens) :], operation="extend", progress=progress, notes=notes
+        )
+        return value._with_messages(messages)
+
+    def answer(
+        self,
+        max_tokens: int = 512,
+        *,
+        sampling: Sampling | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> Continuation:
+        """Generate the model's turn of a conversation and record it in ``messages``."""
+        value = self.generate(max_tokens, sampling=sampling, on_text=on_text)
+        assert value.completion is not None
+        return value._with_messages((*self.messages, {"role": "assistant", "content": value.completion.text}))
+
+    # ---- making it last ----
+
+    def commit(
+        self,
+        repository: Repository,
+        branch: str | None = None,
+        *,
+        message: str = "",
+        expect: ManifestId | Literal["fast-forward", "anything"] = "fast-forward",
+    ) -> Publication:
+        """Make this value durable and move ``branch`` to it. When it returns, ``kill -9`` loses nothing.
+
+        Raises:
+            Conflict: ``conflict.ref`` when the branch is not where ``expect`` says.
+            Incompatible: ``incompatible.weights`` when the model's weights changed; nothing is advertised then.
+        """
+        publication = repository.publish(self._draft(), branch=branch, expect=expect, message=message)
+        self._lineage.mark_committed(publication.manifest_id)
+        self._remember(repository.manifest(publication.manifest_id))
+        return publication
+
+    def snapshot(self) -> bytes:
+        """This value as one byte string (a bundle), for another process on the same model."""
+        self._runtime.check_weights()
+        return b"".join(snapshot_parts(self._draft()))
+
+    def snapshot_size(self) -> int:
+        """Size of :meth:`snapshot` in bytes."""
+        return snapshot_size(self._draft())
+
+    # ---- inside ----
+
+    def _draft(self) -> Draft:
+        payload: Record = {"messages": [dict(turn) for turn in self.messages]} if self.messages else {}
+        return capture(
+            self._runtime,
+            self._cursor.state,
+            self._cursor.tokens[:-1],
+            self._boundary(),
+            parents=self._lineage.parents(),
+            payload=payload,
+            is_trusted=self._is_trusted,
+        )
+
+    def _boundary(self) -> Boundary:
+        cursor = self._cursor
+        return Boundary(
+            position=cursor.state.length,
+            pending=self.pending,
+            prompt_length=cursor.prompt_length,
+            offset=cursor.offset,
+            sampling=self.sampling,
+        )
+
+    def _remember(self, manifest: Manifest) -> None:
+        for index, group in enumerate(manifest.groups):
+            for number, ref in enumerate(group.chunks[: self.position // CHUNK_TOKENS]):
+                self._cursor.state.remember_chunk(index, number, ref)
+
+    def _extended(
+        self,
+        cursor: Cursor,
+        added: Sequence[int],
+        *,
+        operation: str,
+        progress: PrefillProgress,
+        notes: tuple[str, ...] = (),
+    ) -> Continuation:
+        started = time.perf_counter()
+        state = (
+            self._runtime.advance(cursor.state, [cursor.tokens[-1], *added[:-1]], progress) if added else cursor.state
+        )
+        tokens = History([*cursor.tokens, *added])
+        grown = Cursor(state=state, tokens=tokens, prompt_length=len(tokens), offset=cursor.offset)
+        return self._after(grown, operation, started, computed=len(added), sampling=self.sampling, notes=notes)
+
+    def _after(
+        self,
+        cursor: Cursor,
+        operation: str,
+        started: float | None,
+        *,
+        computed: int,
+        sampling: Sampling,
+        completion: Completion | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Continuation:
+        receipt = Receipt(
+            operation=operation,
+            claim=self.receipt.claim,
+            tokens_reused=max(0, cursor.state.length - computed),
+            tokens_computed=computed,
+            elapsed_ms=0.0 if started is None else (time.perf_counter() - started) * 1e3,
+            notes=notes,
+        )
+        return Continuation(
+            self._runtime,
+            cursor,
+            sampling=sampling,
+            receipt=receipt,
+            lineage=self._lineage.child(),
+            is_trusted=self._is_trusted,
+            messages=self.messages,
+            completion=completion,
+        )
+
+    def _forked(self, sampling: Sampling) -> Continuation:
+        return self._after(self._cursor, "fork", None, computed=0, sampling=sampling)
+
+    def _with_messages(self, messages: tuple[Message, ...]) -> Continuation:
+        return Continuation(
+            self._runtime,
+            self._cursor,
+            sampling=self.sampling,
+            receipt=self.receipt,
+            lineage=self._lineage.child(),
+            is_trusted=self._is_trusted,
+            messages=messages,
+            completion=self.completion,
+        )
+
+
+def _on_stream(sampling: Sampling, stream: int) -> Sampling:
+    return replace(sampling, stream=stream)
+
+
+def _common_length(have: Sequence[int], want: Sequence[int]) -> int:
+    length = 0
+    for left, right in zip(have, want, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length
+
+
+def _shortened(cursor: Cursor, length: int, tokens: Sequence[int]) -> Cursor:
+    """The boundary after the first ``length`` of ``tokens``, of which all but the last are the cursor's own."""
+    return Cursor(
+        state=cursor.state.prefix(length - 1),
+        tokens=History(tokens[:length]),
+        prompt_length=min(cursor.prompt_length, length),
+        offset=cursor.offset,
+    )

@@ -1,0 +1,55 @@
+"""The text side of a transformers model: tokenizer, chat template, end tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jinja2
+
+from forkpoint.errors import InvalidInput
+from forkpoint.ids import digest_of
+
+
+@final
+class TransformersCodec:
+    """Wraps a transformers tokenizer. The serialised form is that of the ``tokenizers`` library (tokenizer.json)."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._serialised: bytes = tokenizer.backend_tokenizer.to_str().encode()
+        self.tokenizer_id = digest_of([self._serialised])
+        self.template_id = (
+            digest_of([tokenizer.chat_template.encode()]) if isinstance(tokenizer.chat_template, str) else None
+        )
+        self.end_tokens = frozenset(end_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of this string alone, without special tokens."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def encode_start(self, text: str) -> list[int]:
+        """Token ids of a string that begins a sequence."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=True)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special tokens written out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def decode_visible(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special tokens left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, with the opening of the model's answer."""
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, ValueError) as error:
+            raise InvalidInput(
+                f"the chat template of this model does not take these messages: {error}", code="chat"
+            ) from error
+        return self.encode(text)
+
+    def serialised(self) -> bytes:
+        """The tokenizer as one JSON object."""
+        return self._serialised

@@ -1,0 +1,71 @@
+"""The fingerprint of a loaded transformers model: state identity and execution identity as canonical records."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import transformers
+
+from forkpoint.ids import ObjectId
+from forkpoint.llm.engines.codec import TransformersCodec
+from forkpoint.llm.resident.base import GroupSpec
+from forkpoint.state.canonical import Record, Value, from_float
+
+LAYOUT_VERSION: Final = 1
+"""Of keys and values in a chunk: ``k`` and ``v``, each ``[layer token head dim]``."""
+
+KERNEL: Final = "torch-sdpa-contiguous.1"
+
+_NOT_STATE: Final = {
+    "_name_or_path", "_attn_implementation", "_attn_implementation_internal", "transformers_version", "dtype", "torch_dtype",
+    "use_cache", "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id", "problem_type",
+    "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "initializer_range",
+}  # fmt: skip
+"""Configuration that does not change what a token's state is."""
+
+
+def state_record(model: Any, codec: TransformersCodec, groups: Sequence[GroupSpec], parameters: ObjectId) -> Record:
+    """What must match for stored state to fit."""
+    config = {key: _canonical(item) for key, item in model.config.to_dict().items() if key not in _NOT_STATE}
+    return {
+        "adapters": [],
+        "architecture": type(model).__name__,
+        "chat_template": codec.template_id,
+        "compute_dtype": str(model.dtype).removeprefix("torch."),
+        "config": config,
+        "groups": [group.to_record() for group in groups],
+        "layout": LAYOUT_VERSION,
+        "parameters": parameters,
+        "tokenizer": codec.tokenizer_id,
+    }
+
+
+def execution_record(device: torch.device, *, threads: int | None, rows: Record, probe: ObjectId) -> Record:
+    """What must match for the same steps to give the same bits. ``threads`` is None where their number changes nothing."""
+    return {
+        "compile": "none",
+        "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "engine": "forkpoint.transformers",
+        "instruction_set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "kernel": KERNEL,
+        "libraries": {"torch": str(torch.__version__), "transformers": transformers.__version__},
+        "probe": probe,
+        "rows": rows,
+        "threads": threads,
+    }
+
+
+def _canonical(value: object) -> Value:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return from_float(value)
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return [_canonical(item) for item in items]
+    return str(value)

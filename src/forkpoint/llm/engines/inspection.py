@@ -1,0 +1,110 @@
+"""What kinds of state a model holds, found by running it once, not by its name.
+
+A forward pass of four tokens records what each attention layer appends. A model whose cache has layers of any other kind is refused
+with the layer and its class named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from forkpoint.errors import Incompatible
+from forkpoint.llm.engines.rows import STEP_KEYWORD, lay_out
+from forkpoint.llm.resident.base import AttentionCall, GroupSpec, State
+
+_SUPPORTED: Final = (DynamicLayer, DynamicSlidingWindowLayer)
+_PROBE_TOKENS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+
+@final
+class _Recorder:
+    """A reservation that notes the shapes it is given and keeps nothing."""
+
+    start, stop = 0, _PROBE_TOKENS
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, _Shape] = {}
+
+    def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.shapes[call.layer] = _Shape(key.shape[1], key.shape[2], value.shape[2], key.dtype)
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+    def commit(self) -> State:
+        raise AssertionError("a recorder keeps no state")
+
+    def abort(self) -> None:
+        """Nothing to forget."""
+
+
+def find_groups(model: Any) -> tuple[GroupSpec, ...]:
+    """The state groups of a causal language model.
+
+    Raises:
+        Incompatible: ``incompatible.architecture`` naming the layer and class that holds state of an unsupported kind, or
+            saying that the model does not pass attention keywords through.
+    """
+    for index, layer in enumerate(DynamicCache(config=model.config).layers):
+        if type(layer) not in _SUPPORTED:
+            raise _unsupported(f"layer {index} keeps its state in a {type(layer).__name__}")
+    recorder = _Recorder()
+    step = lay_out([((0,) * _PROBE_TOKENS, recorder)], min_rows=_PROBE_TOKENS)
+    tokens, positions = step.inputs(model.device)
+    try:
+        with torch.inference_mode():
+            model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unsupported(f"its attention cannot be replaced ({type(error).__name__}: {error})") from error
+    expected = model.config.get_text_config().num_hidden_layers
+    if sorted(recorder.shapes) != list(range(expected)):
+        missing = sorted(set(range(expected)) - set(recorder.shapes))
+        raise _unsupported(f"layers {missing} hold state that is not keys and values")
+    return _grouped(recorder.shapes)
+
+
+def learned_positions(model: Any, max_context: int) -> bool:
+    """Whether positions are a learned table, so that a token's state depends on its absolute position from the start of the text."""
+    if getattr(model.config.get_text_config(), "rope_parameters", None):
+        return False
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    return any(max_context <= table.num_embeddings <= max_context + 2 for table in tables)
+
+
+def _grouped(shapes: dict[int, _Shape]) -> tuple[GroupSpec, ...]:
+    kinds: dict[_Shape, list[int]] = {}
+    for layer, shape in sorted(shapes.items()):
+        kinds.setdefault(shape, []).append(layer)
+    return tuple(
+        GroupSpec(
+            name=f"attention.{index:02d}",
+            layers=tuple(layers),
+            num_heads=shape.num_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            dtype=shape.dtype,
+        )
+        for index, (shape, layers) in enumerate(kinds.items())
+    )
+
+
+def _unsupported(why: str) -> Incompatible:
+    return Incompatible(
+        f"this model cannot be continued exactly here: {why}",
+        code="architecture",
+        field="architecture",
+        have=why,
+        want="keys and values",
+    )

@@ -1,0 +1,242 @@
+"""A transformers model that advances states: the one place that runs forward passes.
+
+One lock, one pass at a time. Every append is a reservation that is committed only when all layers have run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forkpoint.errors import InvalidInput
+from forkpoint.ids import ObjectId, digest_of
+from forkpoint.llm.engines.base import Exactness, Logits, PrefillProgress, TextCodec, no_progress
+from forkpoint.llm.engines.codec import TransformersCodec
+from forkpoint.llm.engines.identity import execution_record, state_record
+from forkpoint.llm.engines.inspection import find_groups, learned_positions
+from forkpoint.llm.engines.rows import STEP_KEYWORD, Step, lay_out
+from forkpoint.llm.engines.sources import LoadedModel
+from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weights_changed
+from forkpoint.llm.resident.base import GroupSpec, Reservation, State, Strategy
+from forkpoint.state.canonical import Record
+from forkpoint.state.fingerprint import Fingerprint
+from forkpoint.state.prefix import CHUNK_TOKENS
+
+MIN_ROWS: Final = 4
+"""Rows of the smallest forward pass: fewer are padded, because dense layers of 1 to 3 rows take other code paths."""
+
+_PIECE_ROWS: Final = CHUNK_TOKENS
+_HEAD_ROWS: Final = (32, 16, 8, 4)
+_PROBE_TOKENS: Final = tuple(range(1, 49))
+
+MakeStrategy = Callable[[Sequence[GroupSpec], int, torch.device], Strategy]
+
+
+@final
+class TransformersRuntime:
+    """A model, its strategy and its identity. Lives as long as anything refers to it."""
+
+    def __init__(self, loaded: LoadedModel, *, parameters: ObjectId, max_context: int, strategy: MakeStrategy) -> None:
+        model = loaded.model
+        self.name = loaded.name
+        self._model = model
+        self._lock = threading.Lock()
+        self._head_rows = _block_head(model)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
+        self.max_context = max_context
+        self.rolls_over = learned_positions(model, max_context)
+        codec = TransformersCodec(loaded.tokenizer, _end_tokens(model))
+        self.codec: TextCodec = codec
+        self.groups = find_groups(model)
+        self.strategy = strategy(self.groups, max_context, model.device)
+        self._parameters = parameters
+        self._watch = WeightsWatch(model)
+        self.fingerprint = self._fingerprint(state_record(model, codec, self.groups, parameters))
+        self.exactness = Exactness(
+            claim="continuation",
+            reasons=(
+                "restored and forked state is bit-identical, and the same steps from it give the same bits",
+                "attention reduces in an order that depends on the number of query rows, so prefill and decode may differ in bits",
+            ),
+        )
+
+    def check_weights(self) -> None:
+        """Compare the parameters' version counters with those at load."""
+        self._watch.check()
+
+    def verify_weights(self) -> None:
+        """Recompute the digest of the parameters and compare it with the one at load."""
+        self._watch.check_membership()
+        if digest_parameters(self._model) != self._parameters:
+            raise weights_changed("found by digest")
+
+    def advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
+        """Process tokens in pieces that end at absolute multiples of 256."""
+        self.check_tokens(tokens)
+        done = 0
+        while done < len(tokens):
+            size = min(len(tokens) - done, _PIECE_ROWS - state.length % _PIECE_ROWS)
+            piece = tokens[done : done + size]
+            state, _ = self._append(state, piece, room=len(tokens) - done - size, run=self._hidden)
+            done += size
+            progress(done, len(tokens))
+        return state
+
+    def step(self, state: State, token: int) -> tuple[State, Logits]:
+        """Process one token and return ``[vocabulary]`` logits."""
+        self.check_tokens((token,))
+        state, logits = self._append(state, (token,), room=0, run=self._logits)
+        return state, logits[0]
+
+    def evaluate(self, state: State, alternatives: Sequence[Sequence[int]]) -> list[Logits]:
+        """Logits after every token of every alternative, in passes of at most 256 rows."""
+        if not all(alternatives):
+            raise InvalidInput("an alternative needs at least one token", code="empty")
+        self.check_tokens([token for tokens in alternatives for token in tokens])
+        found: list[Logits] = []
+        for batch in _batches(alternatives, _PIECE_ROWS):
+            found.extend(self._evaluate_batch(state, batch))
+        return found
+
+    def _evaluate_batch(self, state: State, batch: Sequence[Sequence[int]]) -> list[Logits]:
+        with self._lock:
+            self._watch.check()
+            owner, branches = self.strategy.reserve_branches(state, [len(tokens) for tokens in batch])
+            try:
+                step = lay_out(list(zip(batch, branches, strict=True)), min_rows=MIN_ROWS)
+                logits = self._logits(step)
+            finally:
+                owner.abort()
+        return [logits[segment.row : segment.row + len(segment.tokens)] for segment in step.segments]
+
+    def _append(
+        self, state: State, tokens: Sequence[int], *, room: int, run: Callable[[Step], Logits]
+    ) -> tuple[State, Logits]:
+        with self._lock:
+            self._watch.check()
+            reservation: Reservation = self.strategy.reserve(state, len(tokens), room=room)
+            try:
+                logits = run(lay_out([(tokens, reservation)], min_rows=MIN_ROWS))
+            except BaseException:
+                reservation.abort()
+                raise
+            return reservation.commit(), logits
+
+    def _hidden(self, step: Step) -> Logits:
+        tokens, positions = step.inputs(self._model.device)
+        with torch.inference_mode():
+            self._model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
+        return np.empty((0, self.vocabulary), dtype=np.float32)
+
+    def _logits(self, step: Step) -> Logits:
+        """Logits of every row of a step that belongs to a segment, ``[rows vocabulary]``."""
+        tokens, positions = step.inputs(self._model.device)
+        num_live = sum(len(segment.tokens) for segment in step.segments)
+        keep = {"logits_to_keep": torch.arange(num_live, device=tokens.device)} if self._keeps_rows else {}
+        with torch.inference_mode():
+            out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, **keep, **{STEP_KEYWORD: step})
+        return np.asarray(out.logits[0, :num_live].float().cpu().numpy())
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raises InvalidInput ``invalid_input.token`` for an id outside the vocabulary."""
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocabulary:
+                raise InvalidInput(
+                    f"token {token!r} is not an id in [0, {self.vocabulary})",
+                    code="token",
+                    token=str(token),
+                    vocabulary=self.vocabulary,
+                )
+
+    def _fingerprint(self, state: Record) -> Fingerprint:
+        threads = torch.get_num_threads()
+        probe = self._probe()
+        rows: dict[str, int] = {"head": self._head_rows, "min": MIN_ROWS, "piece": _PIECE_ROWS}
+        needs_threads = threads if threads > 1 and self._probe_alone() != probe else None
+        return Fingerprint(
+            state=state, execution=execution_record(self._model.device, threads=needs_threads, rows=rows, probe=probe)
+        )
+
+    def _probe_alone(self) -> ObjectId:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._probe()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _probe(self) -> ObjectId:
+        """Digest of the bits of a fixed run: a prefill, three steps, their keys and values."""
+        tokens = [token % self.vocabulary for token in _PROBE_TOKENS[: self.max_context - 4]]
+        state = self.advance(self.strategy.empty(), tokens)
+        parts: list[bytes | memoryview | bytearray] = []
+        for token in (1, 2, 3):
+            state, logits = self.step(state, token % self.vocabulary)
+            parts.append(logits.tobytes())
+        for group in range(len(self.groups)):
+            keys, values = state.slab_pieces(group, 0, state.length)
+            parts.extend((*keys, *values))
+        return digest_of(parts)
+
+
+def _batches(alternatives: Sequence[Sequence[int]], max_rows: int) -> list[list[Sequence[int]]]:
+    batches: list[list[Sequence[int]]] = []
+    rows = 0
+    for tokens in alternatives:
+        if not batches or rows + len(tokens) > max_rows:
+            batches.append([])
+            rows = 0
+        batches[-1].append(tokens)
+        rows += len(tokens)
+    return batches
+
+
+def _end_tokens(model: Any) -> list[int]:
+    end = getattr(model.generation_config, "eos_token_id", None)
+    if end is None:
+        end = getattr(model.config.get_text_config(), "eos_token_id", None)
+    return [] if end is None else [int(token) for token in (end if isinstance(end, list) else [end])]
+
+
+def _block_head(model: Any) -> int:
+    """Make the output layer run in blocks of a row count within which every row has the same bits; returns the block size.
+
+    Measured here for this layer's own weights: a row's logits must not depend on how many rows are asked for at once.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return 0
+    size = _agreeing_rows(head)
+
+    def forward(hidden: Tensor) -> Tensor:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        rows = flat.shape[0]
+        padded = F.pad(flat, (0, 0, 0, -rows % MIN_ROWS))
+        blocks = [
+            F.linear(padded[start : start + size], head.weight, head.bias) for start in range(0, len(padded), size)
+        ]
+        return torch.cat(blocks)[:rows].reshape(*hidden.shape[:-1], -1)
+
+    head.forward = forward  # type: ignore[method-assign, assignment]
+    return size
+
+
+def _agreeing_rows(head: nn.Linear) -> int:
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(max(_HEAD_ROWS), head.in_features, generator=generator).to(
+        head.weight.device, head.weight.dtype
+    )
+    first = F.linear(sample[:MIN_ROWS], head.weight, head.bias)
+    for size in _HEAD_ROWS:
+        counts = range(MIN_ROWS, size + 1, MIN_ROWS)
+        if all(torch.equal(F.linear(sample[:count], head.weight, head.bias)[:MIN_ROWS], first) for count in counts):
+            return size
+    return MIN_ROWS

@@ -1,0 +1,404 @@
+"""``TransformersEngine``: the handle through which people load a model and open continuations of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from forkpoint.config import Config
+from forkpoint.errors import Conflict, Corrupt, InvalidInput, NotFound
+from forkpoint.ids import Bytes, ManifestId, ObjectId
+from forkpoint.llm.boundary import Boundary
+from forkpoint.llm.continuation import Continuation, Message
+from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
+from forkpoint.llm.engines.rows import ATTENTION
+from forkpoint.llm.engines.runtime import TransformersRuntime
+from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
+from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity
+from forkpoint.llm.generation import Cursor
+from forkpoint.llm.history import History
+from forkpoint.llm.lineage import Lineage
+from forkpoint.llm.receipt import Receipt
+from forkpoint.llm.resident.base import GroupSpec
+from forkpoint.llm.resident.contiguous import ContiguousStrategy
+from forkpoint.llm.restoration import Fetch, Restored, check_fits, restore_groups
+from forkpoint.llm.sampling import Sampling
+from forkpoint.llm.session import DecodeSession, fetch_from, open_snapshot
+from forkpoint.repo.repository import Repository
+from forkpoint.state.fingerprint import Fingerprint
+from forkpoint.state.manifest import Manifest
+
+_UNSTATED_CONTEXT: Final = 1 << 17
+
+
+@final
+class TransformersEngine:
+    """A loaded model. Closing the handle ends only the handle: continuations and sessions keep the model alive.
+
+    Use from several threads is safe; forward passes take turns.
+    """
+
+    def __init__(self, runtime: TransformersRuntime, loaded: LoadedModel) -> None:
+        self._runtime: TransformersRuntime | None = runtime
+        self._loaded = loaded
+
+    @classmethod
+    def load(
+        cls,
+        source: str = BUNDLED,
+        *,
+        dtype: str = "bfloat16",
+        threads: int | None = None,
+        max_context: int | None = None,
+        trust_remote_code: bool = False,
+        cache_dir: Path | None = None,
+        note: Note = lambda text: None,
+    ) -> TransformersEngine:
+        """Load a model for inference.
+
+        Args:
+            source: ``bundled:smollm2``, a folder with safetensors, a ``.gguf`` file, or a hub id.
+            dtype: float32, bfloat16 or float16.
+            threads: torch's threads for this process; None leaves them.
+            max_context: tokens of a continuation at most; None is the model's own limit.
+            trust_remote_code: run Python code that ships with the model. Off unless asked for.
+            cache_dir: for dequantised models and digests; None is the configured one.
+            note: told what long work is going on.
+
+        Raises:
+            NotFound, InvalidInput, Unavailable: as ``load_model``.
+            Incompatible: ``incompatible.architecture`` for a model with state of a kind that cannot be kept exactly.
+        """
+        if threads is not None:
+            _set_threads(threads)
+        cache = cache_dir or Config.from_environment().cache_dir
+        loaded = load_model(
+            source, dtype=dtype, cache=cache, trust_remote_code=trust_remote_code, attention=ATTENTION, note=note
+        )
+        return cls(_runtime(loaded, _parameters_digest(loaded, dtype, cache, note), max_context), loaded)
+
+    def __enter__(self) -> TransformersEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- what it is ----
+
+    @property
+    def name(self) -> str:
+        """The source it was loaded from."""
+        return self._open().name
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """State and execution identity."""
+        return self._open().fingerprint
+
+    @property
+    def exactness(self) -> Exactness:
+        """Which claims hold here, and why."""
+        return self._open().exactness
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a continuation at most."""
+        return self._open().max_context
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """The state groups of the model."""
+        return self._open().groups
+
+    def stats(self) -> dict[str, int]:
+        """What is resident: ``buffers`` and ``state_bytes``."""
+        strategy = self._strategy()
+        return {"buffers": strategy.num_buffers(), "state_bytes": strategy.num_resident_bytes()}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of this string alone, without special tokens."""
+        return self._open().codec.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out."""
+        return self._open().codec.decode(tokens)
+
+    # ---- opening continuations ----
+
+    def start(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        repository: Repository | None = None,
+        progress: PrefillProgress = no_progress,
+    ) -> Continuation:
+        """A new continuation; all tokens but the last are processed, the last is pending.
+
+        Args:
+            prompt: text (with the tokenizer's own beginning tokens, if it has any) or token ids; at least one token.
+            sampling: parameters, seed and stream with which it will go on.
+            repository: where to look for the longest stored prefix of the same model, to restore instead of computing.
+            progress: called with (tokens done, tokens to compute).
+        """
+        tokens = self._open().codec.encode_start(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._started(tokens, sampling, repository, progress, ())
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: Sampling | None = None,
+        repository: Repository | None = None,
+        progress: PrefillProgress = no_progress,
+    ) -> Continuation:
+        """A conversation, rendered by the model's chat template up to where the model is to answer."""
+        tokens = self._open().codec.render_chat([dict(message) for message in messages])
+        return self._started(tokens, sampling, repository, progress, tuple(messages))
+
+    def checkout(
+        self,
+        repository: Repository,
+        name: str,
+        *,
+        allow_execution_difference: bool = False,
+        progress: PrefillProgress = no_progress,
+    ) -> Continuation:
+        """Restore a committed continuation by name; it goes on exactly where it stood. Every chunk is verified.
+
+        Args:
+            repository: where it is.
+            name: branch, tag, ``main~2``, ``main@{1}``, id or unique id prefix.
+            allow_execution_difference: restore the same bytes although other kernels would go on with other bits; the
+                receipt says so.
+            progress: called with (chunks done, chunks in all).
+
+        Raises:
+            NotFound: no such name. Corrupt: a chunk is damaged. Incompatible: another model; the field that differs is
+                named. Nothing changes in memory then.
+        """
+        started = time.perf_counter()
+        manifest_id = repository.resolve(name)
+        with repository.lease(manifest_id):
+            manifest = repository.manifest(manifest_id)
+            is_trusted = repository.row(manifest_id).is_trusted
+            return self._restored(
+                manifest, manifest_id, lambda ref: repository.chunk(ref.chunk_id), is_trusted=is_trusted, operation="checkout",
+                allow_execution_difference=allow_execution_difference, progress=progress, started=started,
+            )  # fmt: skip
+
+    def restore(
+        self, snapshot: Bytes, *, allow_execution_difference: bool = False, progress: PrefillProgress = no_progress
+    ) -> Continuation:
+        """Open the bytes of a ``Continuation.snapshot``, made by this or another process on the same model."""
+        started = time.perf_counter()
+        manifest, bundle = open_snapshot(snapshot)
+        return self._restored(
+            manifest, bundle.heads[0], fetch_from(bundle), is_trusted=False, operation="restore",
+            allow_execution_difference=allow_execution_difference, progress=progress, started=started,
+        )  # fmt: skip
+
+    def decode_session(self) -> DecodeSession:
+        """An empty session, to be driven token by token."""
+        return DecodeSession(self._open())
+
+    # ---- changing and ending ----
+
+    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Replace parameters by name, in place; the engine is then another model with another fingerprint.
+
+        Raises:
+            Conflict: ``conflict.weights`` while continuations or sessions of this model are alive.
+            InvalidInput: ``invalid_input.parameters`` for an unknown name, or another shape.
+        """
+        runtime = self._open()
+        alive = self._strategy().num_buffers()
+        if alive:
+            raise Conflict(
+                f"{alive} buffers of continuations of this model are alive; let go of them before changing its weights",
+                code="weights",
+                alive=alive,
+            )
+        _replace(dict(self._loaded.model.named_parameters()), parameters)
+        self._runtime = _runtime(self._loaded, digest_parameters(self._loaded.model), runtime.max_context)
+
+    def close(self) -> None:
+        """End the handle; idempotent. Memory goes when the last continuation does."""
+        self._runtime = None
+
+    # ---- inside ----
+
+    def _open(self) -> TransformersRuntime:
+        if self._runtime is None:
+            raise InvalidInput("this engine is closed; load the model again", code="closed")
+        return self._runtime
+
+    def _strategy(self) -> ContiguousStrategy:
+        strategy = self._open().strategy
+        assert isinstance(strategy, ContiguousStrategy)
+        return strategy
+
+    def _started(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None,
+        repository: Repository | None,
+        progress: PrefillProgress,
+        messages: tuple[Message, ...],
+    ) -> Continuation:
+        if not tokens:
+            raise InvalidInput("a continuation needs at least one token; the prompt is empty", code="empty")
+        started, runtime = time.perf_counter(), self._open()
+        runtime.check_tokens(tokens)
+        found, notes = _find_restored(runtime, repository, tokens)
+        state = runtime.strategy.empty() if found is None else found.state
+        restored = state.length
+        state = runtime.advance(state, tokens[restored:-1], progress)
+        receipt = Receipt(
+            operation="start",
+            claim=runtime.exactness.claim,
+            tokens_restored=restored,
+            tokens_computed=state.length - restored,
+            chunks_verified=0 if found is None else found.num_chunks,
+            bytes_restored=0 if found is None else found.num_bytes,
+            elapsed_ms=(time.perf_counter() - started) * 1e3,
+            notes=notes,
+        )
+        cursor = Cursor(state=state, tokens=History(tokens), prompt_length=len(tokens), offset=0)
+        return Continuation(
+            runtime, cursor, sampling=sampling or Sampling(), receipt=receipt, lineage=Lineage(), messages=messages
+        )
+
+    def _restored(
+        self,
+        manifest: Manifest,
+        manifest_id: ManifestId,
+        fetch: Fetch,
+        *,
+        is_trusted: bool,
+        operation: str,
+        allow_execution_difference: bool,
+        progress: PrefillProgress,
+        started: float,
+    ) -> Continuation:
+        runtime = self._open()
+        runtime.check_weights()
+        claim, notes = check_fits(runtime, manifest, allow_execution_difference=allow_execution_difference)
+        boundary = Boundary.from_record(manifest.boundary)
+        if boundary.pending is None:
+            raise InvalidInput(
+                "this is a session without a pending token; open it with decode_session().restore(...) and step on",
+                code="pending",
+            )
+        runtime.check_tokens((boundary.pending,))
+        restored = restore_groups(runtime, manifest.groups, boundary.position, fetch, progress)
+        if boundary.prompt_length > boundary.position + 1:
+            raise Corrupt(f"the boundary claims a prompt of {boundary.prompt_length} tokens", code="boundary")
+        receipt = Receipt(
+            operation=operation,
+            claim=claim,
+            tokens_restored=boundary.position,
+            chunks_verified=restored.num_chunks,
+            bytes_restored=restored.num_bytes,
+            elapsed_ms=(time.perf_counter() - started) * 1e3,
+            manifest_id=manifest_id,
+            notes=notes,
+        )
+        cursor = Cursor(
+            state=restored.state,
+            tokens=History([*restored.tokens, boundary.pending]),
+            prompt_length=boundary.prompt_length,
+            offset=boundary.offset,
+        )
+        # Across an execution difference what follows would be indexed under this engine's identity on top of another's state.
+        is_own = is_trusted and manifest.fingerprint.execution_id == runtime.fingerprint.execution_id
+        return Continuation(
+            runtime,
+            cursor,
+            sampling=boundary.sampling,
+            receipt=receipt,
+            lineage=Lineage(committed=manifest_id if operation == "checkout" else None),
+            is_trusted=is_own,
+            messages=_messages(manifest),
+        )
+
+
+def _runtime(loaded: LoadedModel, parameters: ObjectId, max_context: int | None) -> TransformersRuntime:
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _UNSTATED_CONTEXT
+    if max_context is not None and not 2 <= max_context <= limit:
+        raise InvalidInput(
+            f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
+        )
+    return TransformersRuntime(
+        loaded,
+        parameters=parameters,
+        max_context=max_context or limit,
+        strategy=lambda groups, context, device: ContiguousStrategy(groups, max_context=context, device=device),
+    )
+
+
+def _parameters_digest(loaded: LoadedModel, dtype: str, cache: Path, note: Note) -> ObjectId:
+    digests = DigestCache(cache / "digests")
+    key = (
+        file_identity(loaded.files, dtype, type(loaded.model).__name__, str(torch.__version__))
+        if loaded.files
+        else None
+    )
+    found = digests.find(key) if key is not None else None
+    if found is not None:
+        return found
+    note("hashing the parameters")
+    digest = digest_parameters(loaded.model)
+    if key is not None:
+        digests.put(key, digest)
+    return digest
+
+
+def _find_restored(
+    runtime: TransformersRuntime, repository: Repository | None, tokens: Sequence[int]
+) -> tuple[Restored | None, tuple[str, ...]]:
+    """Restore the longest stored prefix. One that is gone or damaged when it is read costs a recomputation, and the receipt says so."""
+    if repository is None:
+        return None, ()
+    try:
+        match = repository.find_prefix(runtime.fingerprint, tokens[:-1], [group.name for group in runtime.groups])
+        if match is None:
+            return None, ()
+        return restore_groups(runtime, match.groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id)), ()
+    except (NotFound, Corrupt) as error:
+        return None, (f"a stored prefix could not be used: {error.message}",)
+
+
+def _messages(manifest: Manifest) -> tuple[Message, ...]:
+    stored = manifest.payload.get("messages")
+    if not isinstance(stored, list):
+        return ()
+    return tuple({str(key): str(text) for key, text in turn.items()} for turn in stored if isinstance(turn, dict))
+
+
+def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    for name, tensor in new.items():
+        if name not in own or own[name].shape != tensor.shape:
+            have = tuple(own[name].shape) if name in own else None
+            raise InvalidInput(
+                f"parameter {name} of shape {tuple(tensor.shape)} does not fit this model, which has {have}",
+                code="parameters",
+                parameter=name,
+            )
+    with torch.no_grad():
+        for name, tensor in new.items():
+            own[name].copy_(tensor)
+
+
+def _set_threads(threads: int) -> None:
+    if threads < 1:
+        raise InvalidInput(f"threads is {threads}; give 1 or more", code="threads", threads=threads)
+    torch.set_num_threads(threads)

@@ -1,0 +1,163 @@
+"""The seam behind which continuations live in memory: state groups, states, reservations, strategies.
+
+A *state* is an immutable view of processed tokens ``[0, length)``. Appending is a transaction over all layers: reserve rows, append
+and attend layer by layer, then commit (a new, longer state) or abort (nothing became visible). The contiguous strategy is the readable
+one; a paged one fits the same seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forkpoint.ids import Bytes
+from forkpoint.state.canonical import Record
+from forkpoint.state.chunk import Chunk
+from forkpoint.state.manifest import ChunkRef
+
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""safetensors' names of the dtypes that state can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A set of layers that hold one kind of state of one shape.
+
+    Attributes:
+        name: the group's name in manifests.
+        layers: indexes of the model's attention layers, ascending.
+        num_heads: key/value heads of a layer.
+        key_dim, value_dim: elements of one key and of one value.
+        dtype: of keys and values.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    def to_record(self) -> Record:
+        """The group as part of a state identity."""
+        return {
+            "dtype": DTYPE_NAMES[self.dtype],
+            "key_dim": self.key_dim,
+            "kind": "tokens",
+            "layers": list(self.layers),
+            "name": self.name,
+            "num_heads": self.num_heads,
+            "value_dim": self.value_dim,
+        }
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of state of one token."""
+        return len(self.layers) * self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """What a model asks of one layer: its index, scale, and the variants it needs (None where it does not)."""
+
+    layer: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class State(Protocol):
+    """An immutable view of the state of tokens ``[0, length)``. Memory is freed when nothing refers to it any more."""
+
+    @property
+    def length(self) -> int:
+        """Processed tokens."""
+        ...
+
+    def prefix(self, length: int) -> State:
+        """The state of the first ``length`` tokens, sharing memory."""
+        ...
+
+    def slab_pieces(self, group: int, start: int, stop: int) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
+        """Bytes of keys and of values of tokens ``[start, stop)`` of a group, one piece a layer, row-major, uncopied."""
+        ...
+
+    def chunk_ref(self, group: int, index: int) -> ChunkRef | None:
+        """The stored chunk that holds full chunk ``index``, if it was ever hashed."""
+        ...
+
+    def remember_chunk(self, group: int, index: int, ref: ChunkRef) -> None:
+        """Note that full chunk ``index`` has this id; its tokens are below every length of this memory, so it stays true."""
+        ...
+
+
+class Reservation(Protocol):
+    """Rows being appended to one state. Exactly one of ``commit`` and ``abort`` ends it."""
+
+    start: int
+    stop: int
+
+    def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write one layer's keys and values ``[rows heads dim]``, attend causally; returns ``[rows query_heads value_dim]``."""
+        ...
+
+    def commit(self) -> State:
+        """Make the rows visible in a new state."""
+        ...
+
+    def abort(self) -> None:
+        """Forget the rows; the state they were reserved on is as before."""
+        ...
+
+
+class Restoration(Protocol):
+    """Memory being filled from verified chunks; nothing is visible before ``finish``."""
+
+    def write_chunk(self, group: int, start: int, chunk: Chunk, ref: ChunkRef) -> None:
+        """Copy one parsed and checked chunk to tokens ``[start, start + tokens of the chunk)``. Safe from several threads."""
+        ...
+
+    def finish(self) -> State:
+        """The restored state."""
+        ...
+
+
+class Strategy(Protocol):
+    """How states lie in memory."""
+
+    kind: str
+    page_size: int
+
+    def empty(self) -> State:
+        """The state of no tokens."""
+        ...
+
+    def reserve(self, state: State, num_rows: int, *, room: int = 0) -> Reservation:
+        """Begin to append ``num_rows`` tokens; ``room`` says how many more are expected to follow.
+
+        Raises:
+            CapacityExceeded: ``capacity.context`` beyond the context.
+        """
+        ...
+
+    def reserve_branches(self, state: State, lengths: Sequence[int]) -> tuple[Reservation, Sequence[Reservation]]:
+        """Several alternatives after one state, for one forward pass that keeps none of them.
+
+        Returns:
+            The reservation that owns the rows, to be aborted at the end, and one for each alternative. All alternatives
+            start at ``state.length`` and use the same memory one after another, layer by layer; none may be committed.
+        """
+        ...
+
+    def restore(self, length: int) -> Restoration:
+        """Begin to fill a state of ``length`` tokens."""
+        ...
+
+    def num_resident_bytes(self) -> int:
+        """Bytes of memory that live states hold."""
+        ...
