@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import CTE, Connection, Integer, Select, literal, null, select
 
@@ -16,6 +16,8 @@ from forkpoint.catalog.history import Reads, live
 from forkpoint.catalog.records import LogRow, ParentEdge
 from forkpoint.catalog.schema import manifest, manifest_parent, transaction
 from forkpoint.ids import ManifestId
+
+_PARENT: Final = manifest.alias("parent")
 
 
 class LineageReads(Reads):
@@ -63,13 +65,12 @@ def _walk(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
     """Column ``fact``: these manifests and their ancestors, each once."""
     start = select(manifest.c.fact).where(manifest.c.manifest_id.in_(manifest_ids), live(manifest, as_of))
     walk = start.cte("walk", recursive=True)
-    parent = manifest.alias("parent")
     return walk.union(
-        select(parent.c.fact)
+        select(_PARENT.c.fact)
         .select_from(walk)
         .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
-        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
-        .where(live(parent, as_of))
+        .join(_PARENT, _PARENT.c.manifest_id == manifest_parent.c.parent_id)
+        .where(live(_PARENT, as_of))
     )
 
 
@@ -78,13 +79,12 @@ def _walk_edges(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
     start = select(null().cast(Integer).label("child"), manifest.c.fact)
     start = start.where(manifest.c.manifest_id.in_(manifest_ids), live(manifest, as_of))
     walk = start.cte("walk", recursive=True)
-    parent = manifest.alias("parent")
     return walk.union(
-        select(walk.c.fact, parent.c.fact)
+        select(walk.c.fact, _PARENT.c.fact)
         .select_from(walk)
         .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
-        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
-        .where(live(parent, as_of))
+        .join(_PARENT, _PARENT.c.manifest_id == manifest_parent.c.parent_id)
+        .where(live(_PARENT, as_of))
     )
 
 
@@ -93,13 +93,12 @@ def _walk_first_parents(manifest_id: ManifestId, n: int, as_of: int | None) -> C
     start = select(literal(0, Integer).label("depth"), manifest.c.fact)
     start = start.where(manifest.c.manifest_id == manifest_id, live(manifest, as_of))
     walk = start.cte("walk", recursive=True)
-    parent = manifest.alias("parent")
     return walk.union_all(
-        select(walk.c.depth + 1, parent.c.fact)
+        select(walk.c.depth + 1, _PARENT.c.fact)
         .select_from(walk)
         .join(manifest_parent, manifest_parent.c.fact == walk.c.fact)
-        .join(parent, parent.c.manifest_id == manifest_parent.c.parent_id)
-        .where(walk.c.depth < n, manifest_parent.c.ordinal == 0, live(parent, as_of))
+        .join(_PARENT, _PARENT.c.manifest_id == manifest_parent.c.parent_id)
+        .where(walk.c.depth < n, manifest_parent.c.ordinal == 0, live(_PARENT, as_of))
     )
 
 

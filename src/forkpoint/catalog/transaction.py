@@ -160,6 +160,10 @@ class Transaction(ManifestReads, LineageReads, RefReads, PrefixReads, Collection
             raise NotFound(f"no ref {name}; see forkpoint branch", code="ref", ref=name)
         self._append(name, move)
 
+    def add_move(self, move: MoveRow) -> None:
+        """Append a move to the reflog without moving its ref: for a catalog that is rebuilt from stored moves."""
+        self._append(move.ref, move)
+
     def _close_ref(self, name: str) -> bool:
         where = (ref.c.name == name, live(ref, None))
         return self._connection.execute(update(ref).where(*where).values(removed_tx=self.number)).rowcount > 0

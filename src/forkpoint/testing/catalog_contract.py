@@ -331,6 +331,12 @@ class CatalogContract(ABC):
         assert catalog.moves(limit=1) == [newest]
         assert catalog.moves(MAIN, as_of=2) == [oldest]
 
+    def test_a_move_can_be_recorded_without_moving_its_ref(self, catalog: Catalog) -> None:
+        with catalog.transaction(reason="rebuild") as tx:
+            tx.add_move(move_row(tx, MAIN, named("gone")))
+        assert [(move.ref, move.new) for move in catalog.moves()] == [(MAIN, named("gone"))]
+        assert catalog.find_ref(MAIN) is None
+
     def test_a_symbolic_ref_names_another(self, catalog: Catalog) -> None:
         with catalog.transaction(reason="init") as tx:
             tx.set_ref("HEAD", symbolic=MAIN, move=move_row(tx, "HEAD", f"ref:{MAIN}"))
