@@ -270,6 +270,11 @@ def test_a_resumed_generation_draws_what_an_uninterrupted_one_draws() -> None:
     assert resumed == whole
 
 
+def test_a_random_number_of_zero_draws_no_banned_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forkpoint.llm.sampling.uniform", lambda *_: 0.0)  # no seed that gives it is known
+    assert token_of(vector(-INFINITY, 0, 1), Sampling(temperature=1.0)) == 1
+
+
 def test_twenty_thousand_draws_follow_the_softmax() -> None:
     logits = np.random.default_rng(11).standard_normal(20).astype(np.float32) * 1.5
     probabilities = np.exp(log_softmax64((logits / np.float32(0.5)).astype(np.float32)))

@@ -48,7 +48,7 @@ class TokenDecoder:
 
     The technique is the prefix and read offset of text-generation-inference: a recent window is decoded whole and what it
     adds is new, so that a decoder that treats the first token apart (SentencePiece strips its space) adds the same text. The
-    window has fewer than 20 tokens, whatever the length of the text.
+    window has at most 16 tokens, whatever the length of the text.
 
     One exception to the equality: a byte-fallback decoder turns a whole run of byte tokens into U+FFFD if any part of the run
     is not UTF-8. Characters of such a run that were complete stay as shown, and the undecodable rest follows as U+FFFD. (Nor
@@ -77,15 +77,11 @@ class TokenDecoder:
             return ""  # a skipped special token: never enters the window, so that it cannot crowd out the others
         self._window, self._text = window, text
         if not text.startswith(self._shown):
-            if text.endswith(REPLACEMENT) and len(window) - self._clean[-1] <= _MAX_UNFINISHED:
-                return ""  # a byte run with an unfinished character at its end: all U+FFFD until it is complete
             self._restart()
         return self._advance()
 
     def finish(self) -> str:
         """The characters still held back; an unfinished one is U+FFFD. Nothing may be pushed afterwards."""
-        if not self._text.startswith(self._shown):
-            self._restart()
         return self._text[len(self._shown) :]
 
     def _advance(self) -> str:
@@ -100,7 +96,10 @@ class TokenDecoder:
         return piece
 
     def _restart(self) -> None:
-        """Decode what follows the last clean token on its own: earlier text was given out and cannot change."""
+        """Decode what follows the last complete text on its own: what was given out cannot change.
+
+        A byte run with an unfinished character at its end decodes to U+FFFD throughout, its complete characters too.
+        """
         self._cut(self._clean[-1])
         self._shown = ""
 
