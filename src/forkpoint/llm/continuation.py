@@ -39,11 +39,14 @@ Message = Mapping[str, str]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedToken:
-    """One item of :meth:`Continuation.stream`: a token, the text to show with it, its logits, and the continuation after it."""
+    """One item of :meth:`Continuation.stream`: a token, the text to show with it, its logits, and the continuation after it.
 
-    choice: Choice
+    ``choice`` and ``logits`` are None for text that was held back until the end.
+    """
+
+    choice: Choice | None
     text: str
-    logits: Logits
+    logits: Logits | None
     continuation: Continuation
 
 
@@ -171,18 +174,16 @@ class Continuation:
         )
 
     def stream(self, max_tokens: int = 128, *, sampling: Sampling | None = None) -> Iterator[StreamedToken]:
-        """Generate, yielding after each token; the last piece of held-back text comes with an item that repeats the last token.
+        """Generate, yielding each token as soon as it is chosen; text held back to the end comes last, with no token.
 
         Stopping the iteration anywhere and going on from an item's ``continuation`` gives what an uninterrupted run gives.
         """
         sampling = sampling or self.sampling
-        held: GeneratedToken | None = None
         for item in run(self._runtime, self._cursor, sampling, max_tokens):
-            if held is not None:
-                text = held.text + (item.text if isinstance(item, Finish) else "")
-                value = self._after(held.cursor, "generate", None, computed=0, sampling=sampling)
-                yield StreamedToken(choice=held.choice, text=text, logits=held.logits, continuation=value)
-            held = item if isinstance(item, GeneratedToken) else None
+            if isinstance(item, GeneratedToken) or item.text:
+                value = self._after(item.cursor, "generate", None, computed=0, sampling=sampling)
+                choice, logits = (item.choice, item.logits) if isinstance(item, GeneratedToken) else (None, None)
+                yield StreamedToken(choice=choice, text=item.text, logits=logits, continuation=value)
 
     def logits(self) -> Logits:
         """What the next step will see: float32 ``[vocabulary]``. Nothing is changed or kept."""
