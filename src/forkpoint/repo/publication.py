@@ -52,16 +52,24 @@ class Publication:
 
 def publish(backing: Backing, draft: Draft, *, branch: str | None, expect: Expectation, message: str) -> Publication:
     """See :meth:`forkpoint.repo.repository.Repository.publish`."""
-    started, started_s = time.perf_counter(), time.time()
+    started = time.perf_counter()
     ref = None if branch is None else branch_ref(branch)
     _check_draft(draft)
     staged = stage(backing, draft)
+    was_new, move_id = publish_staged(backing, staged, ref=ref, expect=expect, message=message)
+    return publication_of(staged, was_new=was_new, move_id=move_id, elapsed_ms=(time.perf_counter() - started) * 1e3)
+
+
+def publish_staged(
+    backing: Backing, staged: Staged, *, ref: str | None, expect: Expectation, message: str
+) -> tuple[bool, MoveId | None]:
+    """Steps 4 to 6. Returns whether the manifest was new, and the move that was made."""
     parents = KnownParents.read(backing, staged.manifest)
     with backing.catalog.transaction(reason="publish" if ref is None else f"publish {ref}") as tx:
-        _protect(backing, tx, staged, is_stale=time.time() - started_s > MAX_STAGED_S)
-        was_new = _advertise(backing, tx, draft, staged, parents, message=message)
+        _protect(backing, tx, staged)
+        was_new = _advertise(backing, tx, staged, parents, message=message)
         move_id = None if ref is None else _move(backing, tx, ref, staged, parents, expect, message)
-    return _publication(staged, was_new=was_new, move_id=move_id, elapsed_ms=(time.perf_counter() - started) * 1e3)
+    return was_new, move_id
 
 
 def _check_draft(draft: Draft) -> None:
@@ -73,7 +81,7 @@ def _check_draft(draft: Draft) -> None:
         )  # fmt: skip
 
 
-def _protect(backing: Backing, tx: Transaction, staged: Staged, *, is_stale: bool) -> None:
+def _protect(backing: Backing, tx: Transaction, staged: Staged) -> None:
     """Step 4: put again what collection doomed or deleted since it was put or seen, and take it off its list.
 
     Collection deletes under the same lock, so what is sound here stays until this transaction has made it reachable.
@@ -82,20 +90,19 @@ def _protect(backing: Backing, tx: Transaction, staged: Staged, *, is_stale: boo
     lost = relied_on - tx.has_chunks(relied_on)
     again = tx.doomed_among(staged.sources)
     again |= {ObjectRef(kind=ObjectKind.CHUNK, object_id=chunk_id) for chunk_id in lost}
+    is_stale = time.time() - staged.started_s > MAX_STAGED_S
     for each in staged.sources if is_stale else again:
         backing.store.put(NewObject(kind=each.kind, parts=staged.sources[each]()))
     tx.rescue(again)
 
 
-def _advertise(
-    backing: Backing, tx: Transaction, draft: Draft, staged: Staged, parents: KnownParents, *, message: str
-) -> bool:
-    is_trusted = draft.is_trusted and parents.are_trusted(tx)
+def _advertise(backing: Backing, tx: Transaction, staged: Staged, parents: KnownParents, *, message: str) -> bool:
+    is_trusted = staged.is_trusted and parents.are_trusted(tx)
     row = manifest_row(
         staged.manifest_id, staged.manifest, inherited=parents.live_chunks(tx), is_trusted=is_trusted, message=message
     )
     if is_trusted:
-        tx.add_prefixes(prefix_rows(staged.manifest, draft.tokens, backing.namespace))
+        tx.add_prefixes(prefix_rows(staged.manifest, staged.tokens, backing.namespace))
     return tx.add_manifest(row)
 
 
@@ -116,7 +123,7 @@ def _move(
     return move_ref(backing, tx, ref, staged.manifest_id, message=message, is_trusted=is_trusted)
 
 
-def _publication(staged: Staged, *, was_new: bool, move_id: MoveId | None, elapsed_ms: float) -> Publication:
+def publication_of(staged: Staged, *, was_new: bool, move_id: MoveId | None, elapsed_ms: float) -> Publication:
     sizes = {chunk.chunk_id: chunk.num_bytes for chunk in staged.manifest.chunks()}
     bytes_written = sum(staged.written.values())
     return Publication(

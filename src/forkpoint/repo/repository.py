@@ -17,29 +17,28 @@ from typing import Self, final
 
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.dialect import sqlite_url
-from forkpoint.catalog.records import ManifestRow
 from forkpoint.config import Config
-from forkpoint.ids import ChunkId, ManifestId
+from forkpoint.ids import Bytes, ManifestId, MoveId
 from forkpoint.repo import layout as on_disk
 from forkpoint.repo.backing import Backing
-from forkpoint.repo.contents import read_chunk, read_manifest, read_tokens
+from forkpoint.repo.exchange import commit_bundle
+from forkpoint.repo.fsck import Finding, Progress, check, no_progress
+from forkpoint.repo.gc import Collection, CollectionPlan, collect, plan_collection
 from forkpoint.repo.layout import Layout, Occupancy
 from forkpoint.repo.moves import ensure_head
-from forkpoint.repo.names import Expectation
-from forkpoint.repo.prefixes import PrefixMatch, find_prefix
+from forkpoint.repo.names import Expectation, branch_ref, tag_ref
 from forkpoint.repo.publication import Publication, publish
-from forkpoint.repo.resolution import resolve
-from forkpoint.repo.text import Decoder, find_decoder
-from forkpoint.state.chunk import Chunk
+from forkpoint.repo.reads import RepositoryReads
+from forkpoint.repo.rebuild import RebuildReport, rebuild_at
+from forkpoint.repo.refs import Head, checkout, delete, put_branch, put_tag, rename_branch
+from forkpoint.repo.repair import repair
 from forkpoint.state.draft import Draft
-from forkpoint.state.fingerprint import Fingerprint
-from forkpoint.state.manifest import Manifest
 from forkpoint.store.base import Store
 from forkpoint.store.local import LocalStore
 
 
 @final
-class Repository:
+class Repository(RepositoryReads):
     """One repository. Safe to use from several threads and processes at once. Close it, or use it as a context.
 
     Args:
@@ -129,26 +128,6 @@ class Repository:
         """The ``.forkpoint`` folder; None for one that was put together from a store and a catalog."""
         return None if self._layout is None else self._layout.folder
 
-    @property
-    def store(self) -> Store:
-        """The store, to read from. What is put into it past this class may be collected at any time."""
-        return self._backing.store
-
-    @property
-    def catalog(self) -> Catalog:
-        """The catalog, to read from."""
-        return self._backing.catalog
-
-    @property
-    def namespace(self) -> str:
-        """What its prefix index keeps apart from others."""
-        return self._backing.namespace
-
-    @property
-    def who(self) -> str:
-        """The name that moves are recorded under."""
-        return self._backing.who
-
     # Publishing
 
     def publish(
@@ -171,57 +150,104 @@ class Repository:
         """
         return publish(self._backing, draft, branch=branch, expect=expect, message=message)
 
-    # Reading
-
-    def resolve(self, name: str, as_of: int | None = None) -> ManifestId:
-        """What a name means: ``main``, a tag, HEAD or ``@``, ``name~N``, ``name^N``, ``name@{N}``, an id or its beginning.
-
-        Args:
-            name: a ref wins over the beginning of an id.
-            as_of: a transaction number: what it meant then.
-
-        Raises:
-            NotFound: ``not_found.name``, with names that are close.
-            InvalidInput: ``invalid_input.ambiguous`` for the beginning of several ids, ``invalid_input.revision``.
-        """
-        return resolve(self._backing.catalog, name, as_of)
-
-    def row(self, manifest_id: ManifestId) -> ManifestRow:
-        """What the catalog knows of a manifest. Raises NotFound ``not_found.manifest``."""
-        return self._backing.catalog.get_manifest(manifest_id)
-
-    def manifest(self, manifest_id: ManifestId) -> Manifest:
-        """The manifest of an id, from its verified bytes. Raises NotFound ``not_found.object``, Corrupt or Incompatible."""
-        return read_manifest(self._backing.store, manifest_id)
-
-    def chunk(self, chunk_id: ChunkId) -> Chunk:
-        """A chunk, verified; its slabs are views into the store. Raises NotFound ``not_found.object``, Corrupt or Incompatible."""
-        return read_chunk(self._backing.store, chunk_id)
-
-    def tokens(self, manifest_id: ManifestId) -> list[int]:
-        """The token history, read back from the chunks: processed ids, then the pending one. Raises Corrupt ``corrupt.tokens``."""
-        return read_tokens(self._backing.store, self.manifest(manifest_id))
-
-    def tokenizer(self, manifest_id: ManifestId) -> Decoder | None:
-        """What turns a manifest's tokens into text; None when no tokenizer is stored with it. Raises Corrupt."""
-        return find_decoder(self._backing.store, self.manifest(manifest_id))
-
-    def text(self, manifest_id: ManifestId) -> str | None:
-        """The whole token history as text, special tokens included; None when no tokenizer is stored with it."""
-        decode = self.tokenizer(manifest_id)
-        return None if decode is None else decode(self.tokens(manifest_id))
-
-    def find_prefix(self, fingerprint: Fingerprint, tokens: Sequence[int], groups: Sequence[str]) -> PrefixMatch | None:
-        """The longest stored prefix of ``tokens`` for which every group has its chunks.
+    def commit_bundle(
+        self, data: Bytes, *, branch: str | None = None, expect: Expectation = "fast-forward", message: str = ""
+    ) -> Publication:
+        """Take in a continuation that came from outside. It can be used by name, but is not trusted: neither its prefixes
+        nor those of what continues it enter the prefix index.
 
         Args:
-            fingerprint: of the engine that asks; state and execution identity must both be those of the stored chunks.
-            groups: names of the token-indexed groups that are all needed.
+            data: a bundle of one manifest, as :meth:`export_bundle` makes. It must bring every chunk itself.
+            branch, expect, message: as in :meth:`publish`.
 
         Raises:
-            Corrupt: ``corrupt.prefix`` when a chunk found does not carry the token ids asked for: it is never served.
+            Corrupt: for anything torn, flipped or inconsistent; nothing is advertised.
+            Conflict: ``conflict.ref``.
+            Incompatible: for a bundle, manifest or chunk of a newer version.
         """
-        return find_prefix(self._backing, fingerprint, tokens, groups)
+        return commit_bundle(self._backing, data, branch=branch, expect=expect, message=message)
+
+    # Names
+
+    def branch(
+        self, name: str, target: str = "HEAD", *, expect: Expectation = "absent", message: str = ""
+    ) -> MoveId | None:
+        """Point a branch at what ``target`` means; None when it is there already.
+
+        A complete id that collection has doomed but not deleted yet comes back to life with its ancestors.
+
+        Raises:
+            Conflict: ``conflict.ref`` when the branch holds something else than expected: by default, anything at all.
+            NotFound: ``not_found.name`` or ``not_found.manifest``.
+            InvalidInput: ``invalid_input.ref_name``.
+        """
+        return put_branch(self._backing, name, target, expect, message)
+
+    def delete_branch(self, name: str, *, expect: Expectation = "anything", message: str = "") -> MoveId:
+        """Delete a branch; its reflog stays, and keeps what it led to for 90 days.
+
+        Raises:
+            NotFound: ``not_found.ref``.
+            Conflict: ``conflict.current_branch`` when HEAD is at it, ``conflict.ref`` when it holds something unexpected.
+        """
+        return delete(self._backing, branch_ref(name), expect, message)
+
+    def rename_branch(self, old: str, new: str) -> None:
+        """Rename a branch and take HEAD along. Raises NotFound ``not_found.ref`` or Conflict ``conflict.ref``."""
+        rename_branch(self._backing, old, new)
+
+    def tag(
+        self, name: str, target: str = "HEAD", *, expect: Expectation = "absent", message: str = ""
+    ) -> MoveId | None:
+        """Name what ``target`` means for good: a tag moves only when ``anything`` is expected. Raises as :meth:`branch`."""
+        return put_tag(self._backing, name, target, expect, message)
+
+    def delete_tag(self, name: str, *, expect: Expectation = "anything", message: str = "") -> MoveId:
+        """Delete a tag. Raises NotFound ``not_found.ref`` or Conflict ``conflict.ref``."""
+        return delete(self._backing, tag_ref(name), expect, message)
+
+    def checkout(self, name: str) -> Head:
+        """Move HEAD: to the branch of that name, else, detached, to what ``name`` means. Restores no bytes.
+
+        Raises:
+            NotFound: ``not_found.name``, ``not_found.ref`` or ``not_found.manifest``.
+        """
+        return checkout(self._backing, name)
+
+    # Keeping
+
+    def plan_collection(self) -> CollectionPlan:
+        """What :meth:`collect` would delete now; changes nothing."""
+        return plan_collection(self._backing)
+
+    def collect(self, plan: CollectionPlan | None = None) -> Collection:
+        """Delete what no ref, no move of the last 90 days and no lease leads to; with a plan, only what is in it.
+
+        Safe beside publications, and interrupted anywhere: the next run goes on.
+        """
+        return collect(self._backing, plan)
+
+    def check(self, progress: Progress = no_progress) -> list[Finding]:
+        """Verify everything: each object's digest, each manifest, what the catalog says. Changes nothing.
+
+        Args:
+            progress: called with the number of objects done and of all, after each.
+        """
+        return check(self._backing, progress)
+
+    def repair(self, findings: Sequence[Finding]) -> list[str]:
+        """Act on findings: set damaged objects aside, withdraw what lost its bytes, move refs back. Returns what was done."""
+        return repair(self._backing, findings, quarantine=None if self._layout is None else self._layout.quarantine)
+
+    @staticmethod
+    def rebuild_catalog(path: Path | str) -> RebuildReport:
+        """Make a new catalog from the store alone, for a repository that nobody has open; the old one is kept beside it.
+
+        Raises:
+            NotFound: ``not_found.repository``.
+            Unavailable: ``unavailable.repository_in_use`` while it is open anywhere.
+        """
+        return rebuild_at(Layout.at(path))
 
     @contextmanager
     def lease(self, manifest_id: ManifestId, *, ttl_s: float = 600.0) -> Iterator[str]:

@@ -10,7 +10,8 @@ from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.records import RefRow
 from forkpoint.errors import InvalidInput, NotFound
 from forkpoint.ids import ManifestId, short
-from forkpoint.repo.names import HEAD, SYMBOLIC, Revision, Step, candidates, parse_revision, short_name
+from forkpoint.repo.names import HEAD, Revision, Step, candidates, parse_revision, short_name
+from forkpoint.repo.reflog import entries_of
 
 MIN_PREFIX_DIGITS: Final = 4
 _HEX: Final = re.compile(r"[0-9a-f]{4,64}")
@@ -88,17 +89,14 @@ def _reflog_ref(catalog: Catalog, name: str, base: str, as_of: int | None) -> st
 
 
 def _reflog_value(catalog: Catalog, name: str, ref: str, count: int, as_of: int | None) -> ManifestId:
-    moves = catalog.moves(ref, limit=count + 1, as_of=as_of)
-    if len(moves) <= count:
+    entries = entries_of(catalog, ref, count + 1, as_of)
+    if len(entries) <= count:
         raise NotFound(
-            f"{name}: {short_name(ref)} has moved only {len(moves)} times; see forkpoint reflog", code="name", name=name
+            f"{name}: {short_name(ref)} has only {len(entries)} earlier values; see forkpoint reflog",
+            code="name",
+            name=name,
         )
-    move = moves[count]
-    if move.new is not None and move.new.startswith(SYMBOLIC):
-        followed = catalog.find_ref(move.new.removeprefix(SYMBOLIC), move.tx)
-        value = None if followed is None else followed.target
-    else:
-        value = None if move.new is None else ManifestId(move.new)
+    value = entries[count].manifest_id
     if value is None:
         raise NotFound(f"{name}: {short_name(ref)} pointed at nothing then", code="name", name=name)
     return value

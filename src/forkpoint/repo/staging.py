@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Staged:
         sources: yields the bytes of each of these objects again.
         put_chunks: the chunks that were put; the others were relied on because the catalog held them.
         written: sizes of the chunks that the store did not have.
+        tokens, is_trusted: as in the draft.
+        started_s: when the first byte was put, by this machine's clock.
     """
 
     manifest_id: ManifestId
@@ -34,6 +37,9 @@ class Staged:
     sources: Mapping[ObjectRef, Parts]
     put_chunks: frozenset[ChunkId]
     written: Mapping[ChunkId, int]
+    tokens: Sequence[int]
+    is_trusted: bool
+    started_s: float
 
     def all_chunks(self) -> frozenset[ChunkId]:
         """Every chunk that the manifest refers to."""
@@ -49,6 +55,7 @@ def stage(backing: Backing, draft: Draft) -> Staged:
         Corrupt: ``corrupt.draft`` when the bytes of a chunk are no longer those that were hashed. Else what the store and
             the draft's check raise.
     """
+    started_s = time.time()
     with ThreadPoolExecutor(1, thread_name_prefix="forkpoint-check") as checker:
         checked = checker.submit(draft.check)
         refs, receipts = _put_chunks(backing, draft)
@@ -64,6 +71,9 @@ def stage(backing: Backing, draft: Draft) -> Staged:
         sources=sources,
         put_chunks=frozenset(receipt.object_id for receipt in receipts),
         written={receipt.object_id: receipt.num_bytes for receipt in receipts if receipt.was_written},
+        tokens=draft.tokens,
+        is_trusted=draft.is_trusted,
+        started_s=started_s,
     )
 
 
