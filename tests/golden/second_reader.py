@@ -285,14 +285,19 @@ def read_move(data):
 def rebuilt_reflog(moves, ref):
     """``moves``: {id: record}. Ids of the moves of ``ref`` that happened, in order."""
     own = {key: move for key, move in moves.items() if move["ref"] == ref}
-    followed = {move["previous"] for move in own.values()}
-    candidates = [key for key, move in own.items() if move["previous"] not in moves]
-    taken = []
-    while candidates:
-        candidates = [key for key in candidates if key in followed] or candidates
-        taken.append(max(candidates, key=lambda key: (own[key]["tx"], own[key]["at_us"], key)))
-        candidates = [key for key, move in own.items() if move["previous"] == taken[-1]]
-    return taken
+
+    def when(key):
+        return own[key]["tx"], own[key]["at_us"], key
+
+    def chain(previous):
+        taken = []
+        while found := [key for key, move in own.items() if move["previous"] == previous]:
+            previous = max(found, key=lambda key: (any(move["previous"] == key for move in own.values()), when(key)))
+            taken.append(previous)
+        return taken
+
+    chains = [chain(start) for start in {move["previous"] for move in own.values()} - set(own)]
+    return [key for taken in sorted(chains, key=lambda taken: when(taken[-1])) for key in taken]
 
 
 # Prefix keys and bundles.

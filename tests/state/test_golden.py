@@ -185,6 +185,8 @@ def test_both_readers_of_records_accept_and_refuse_alike(data):
         ({"a": (None, 1), "b": ("a", 2), "c": ("a", 3), "d": ("b", 4)}, ["a", "b", "d"]),
         ({"a": (None, 5), "b": (None, 1), "c": ("b", 2)}, ["b", "c"]),
         ({"b": ("purged", 2), "c": ("b", 3)}, ["b", "c"]),
+        ({"b": ("purged", 5), "a": (None, 1), "c": ("lost", 3)}, ["a", "c", "b"]),
+        ({"a": (None, 1), "b": ("purged", 5), "c": ("purged", 6)}, ["a", "c"]),
     ],
 )
 def test_refs_are_rebuilt_by_the_rule_of_the_page(moves, expected):
