@@ -12,6 +12,7 @@ import pytest
 
 from forkpoint.errors import Corrupt, Unavailable
 from forkpoint.ids import ObjectId, ObjectKind, digest_of
+from forkpoint.store.files import FileIdentity
 from forkpoint.store.layout import Layout
 from forkpoint.store.local import LocalStore
 from forkpoint.testing.store_contract import CHUNK, LARGE, MANIFEST, SMALL, Damage, StoreContract, new
@@ -120,6 +121,20 @@ def test_a_flip_of_equal_size_is_found_right_after_the_bytes_were_verified(store
             file.write(b"?")
         with pytest.raises(Corrupt):
             store.get(CHUNK, object_id)
+
+
+def test_rot_that_no_time_shows_is_found_by_verify_and_remembered(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    object_id = store.put(new(LARGE)).object_id
+    unchanged = FileIdentity(1, 2, len(LARGE), 0, 0)
+    monkeypatch.setattr("forkpoint.store.local.identity_of", lambda fd: unchanged)
+    store.get(CHUNK, object_id)
+    Layout(store.root).path_of(CHUNK, object_id).write_bytes(LARGE[:-1] + b"?")
+    store.get(CHUNK, object_id)  # nothing tells that it was touched
+    for read in (store.verify, store.get):
+        with pytest.raises(Corrupt):
+            read(CHUNK, object_id)
 
 
 def test_large_objects_are_mapped_and_small_ones_copied(store: LocalStore) -> None:

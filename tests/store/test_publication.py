@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_an_object_that_another_process_has_named_is_flushed_before_its_put_retu
     calls.flushed_folders.clear()
     store.put(new(SMALL))
     assert calls.flushed_folders == []
+
+
+def test_folders_made_again_after_they_were_removed_are_flushed_with_their_parents(
+    store: LocalStore, calls: Calls
+) -> None:
+    object_id = store.put(new(SMALL)).object_id
+    shutil.rmtree(store.root / "chunks")
+    calls.flushed_folders.clear()
+    store.put(new(SMALL))
+    assert set(calls.flushed_folders) == {store.root / "chunks" / object_id[3:5], store.root / "chunks", store.root}
 
 
 def test_a_deletion_is_flushed_before_it_returns(store: LocalStore, calls: Calls) -> None:
