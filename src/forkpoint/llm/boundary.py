@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forkpoint.errors import Corrupt, InvalidInput
@@ -43,7 +44,8 @@ class Boundary:
         """Read a boundary. Raises Corrupt ``corrupt.boundary`` for anything else."""
         try:
             sampling = record["sampling"]
-            assert isinstance(sampling, dict)
+            if not isinstance(sampling, Mapping):
+                raise TypeError(f"{sampling!r} is not a map")
             boundary = cls(
                 position=_count(record["position"]),
                 pending=None if record["pending"] is None else _count(record["pending"]),
@@ -51,7 +53,7 @@ class Boundary:
                 offset=_count(record["offset"]),
                 sampling=Sampling.from_record(sampling),
             )
-        except (KeyError, TypeError, AssertionError, InvalidInput) as error:
+        except (KeyError, TypeError, InvalidInput) as error:
             raise Corrupt(f"not the boundary of a language model: {error!r}", code="boundary") from error
         return boundary
 

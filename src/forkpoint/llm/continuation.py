@@ -178,10 +178,10 @@ class Continuation:
 
         Stopping the iteration anywhere and going on from an item's ``continuation`` gives what an uninterrupted run gives.
         """
-        sampling = sampling or self.sampling
+        sampling, value = sampling or self.sampling, self
         for item in run(self._runtime, self._cursor, sampling, max_tokens):
             if isinstance(item, GeneratedToken) or item.text:
-                value = self._after(item.cursor, "generate", None, computed=0, sampling=sampling)
+                value = value._after(item.cursor, "generate", None, computed=0, sampling=sampling)
                 choice, logits = (item.choice, item.logits) if isinstance(item, GeneratedToken) else (None, None)
                 yield StreamedToken(choice=choice, text=item.text, logits=logits, continuation=value)
 

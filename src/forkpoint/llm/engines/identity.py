@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -62,7 +63,7 @@ def _canonical(value: object) -> Value:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return from_float(value)
+        return from_float(value) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -114,6 +114,11 @@ class TransformersEngine:
         return self._open().max_context
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self._open().vocabulary
+
+    @property
     def groups(self) -> tuple[GroupSpec, ...]:
         """The state groups of the model."""
         return self._open().groups
