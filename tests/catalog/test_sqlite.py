@@ -317,6 +317,13 @@ def test_a_writer_that_waits_too_long_is_told_that_the_catalog_is_busy(catalog: 
     hasty.close()
 
 
+def test_a_writer_holds_the_lock_before_it_has_written(catalog: Catalog, path: Path) -> None:
+    hasty = Catalog.open(sqlite_url(path), busy_timeout_s=0.05)
+    with catalog._writing(), pytest.raises(Unavailable), hasty.transaction(reason="hasty"):
+        pass
+    hasty.close()
+
+
 def test_a_full_disk_is_a_typed_error_and_changes_nothing(catalog: Catalog) -> None:
     @event.listens_for(catalog._engines.read, "connect")
     def limit(connection: sqlite3.Connection, _: object) -> None:

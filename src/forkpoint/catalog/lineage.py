@@ -14,7 +14,7 @@ from sqlalchemy import CTE, Connection, Integer, Select, literal, null, select
 from forkpoint.catalog.dialect import in_batches
 from forkpoint.catalog.history import Reads, live
 from forkpoint.catalog.records import LogRow, ParentEdge
-from forkpoint.catalog.schema import manifest, manifest_parent, transaction
+from forkpoint.catalog.schema import Count, manifest, manifest_parent, transaction
 from forkpoint.ids import ManifestId
 
 _PARENT: Final = manifest.alias("parent")
@@ -76,7 +76,7 @@ def _walk(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
 
 def _walk_edges(manifest_ids: Sequence[ManifestId], as_of: int | None) -> CTE:
     """Columns ``child`` (NULL for the start) and ``fact``: every parent edge of the walk, once."""
-    start = select(null().cast(Integer).label("child"), manifest.c.fact)
+    start = select(null().cast(Count).label("child"), manifest.c.fact)
     start = start.where(manifest.c.manifest_id.in_(manifest_ids), live(manifest, as_of))
     walk = start.cte("walk", recursive=True)
     return walk.union(

@@ -42,7 +42,7 @@ def translate_on(engine: Engine) -> None:
     def translate(context: ExceptionContext) -> None:
         error = context.original_exception
         driver = context.dialect.loaded_dbapi
-        if isinstance(error, ValueError | OverflowError):
+        if isinstance(error, ValueError | OverflowError | driver.DataError):
             raise _refused(str(error)) from error
         if isinstance(error, driver.Error):
             raise _translated(error) from error

@@ -433,6 +433,7 @@ class CatalogContract(ABC):
             tx.add_prefixes(prefix_row(name, chunk=name) for name in ("shared", "own", "other"))
         with catalog.transaction(reason="gc") as tx:
             tx.doom([chunk_ref("own"), chunk_ref("other")])
+            tx.doom([ObjectRef(kind=ObjectKind.MANIFEST, object_id=named("shared"))])
             tx.remove_manifests([named("a")])
 
         def is_indexed(name: str) -> bool:
