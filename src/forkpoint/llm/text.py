@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, final
 
-import regex  # type: ignore[import-untyped]
+import regex
 
 from forkpoint.errors import InvalidInput
 

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
 
@@ -52,7 +53,11 @@ def execution_record(device: torch.device, *, threads: int | None, rows: Record,
         "engine": "forkpoint.transformers",
         "instruction_set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "kernel": KERNEL,
-        "libraries": {"torch": str(torch.__version__), "transformers": transformers.__version__},
+        "libraries": {
+            "numpy": np.__version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        },
         "probe": probe,
         "rows": rows,
         "threads": threads,
