@@ -26,7 +26,7 @@ from forkpoint.testing.store_contract import CHUNK, MANIFEST
 real_writev: Callable[[int, Sequence[memoryview]], int] = os.writev
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.binary(max_size=40), max_size=30), most=st.integers(1, 50), most_parts=st.integers(1, 40))
 def test_parts_are_written_whole_however_few_bytes_a_call_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parts: list[bytes], most: int, most_parts: int
@@ -55,7 +55,7 @@ def test_the_digest_of_a_file_is_that_of_its_bytes_whatever_size_was_expected(
 
 
 @given(edges=st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)).map(sorted))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_range_is_mapped_and_read_exactly(tmp_path: Path, edges: list[int]) -> None:
     data = bytes(range(200)) * 100
     start, stop = edges

@@ -43,8 +43,7 @@ class LocalStore:
     """Objects as files of mode 0600 in folders of mode 0700 under ``root``.
 
     Opening creates ``root`` if need be and sweeps what dead writers left; a read-only folder can be opened and read. Needs
-    ``flock`` and atomic rename: a local file system. Nothing is held open between calls, so there is nothing to close, and
-    an open store survives ``fork``.
+    ``flock`` and atomic rename: a local file system. Nothing is held open between calls, so there is nothing to close.
 
     Args:
         root: the folder, created with its parents if absent.
