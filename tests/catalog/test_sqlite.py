@@ -228,32 +228,6 @@ def test_a_file_that_is_no_catalog_is_corrupt_and_says_what_to_run(path: Path, c
     assert path.read_bytes() == content
 
 
-def test_a_rebuilt_catalog_takes_the_place_of_a_damaged_one(catalog: Catalog, path: Path) -> None:
-    add(catalog, manifest_row("damaged"))
-    catalog.close()
-    path.write_bytes(b"no database")
-    Path(f"{path}-wal").write_bytes(b"the log of the damaged one")
-    with Catalog.replace(sqlite_url(path)) as rebuilt:
-        add(rebuilt, manifest_row("a"))
-    again = Catalog.open(sqlite_url(path))
-    assert [row.message for row in again.manifests()] == ["a"]
-    assert again.check() == []
-    again.close()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.with_name(path.name + ".replaced").read_bytes() == b"no database"
-
-
-def test_a_rebuild_that_fails_leaves_the_old_catalog(catalog: Catalog, path: Path) -> None:
-    add(catalog, manifest_row("a"))
-    catalog.close()
-    for _ in range(2):
-        with pytest.raises(KeyError), Catalog.replace(sqlite_url(path)):
-            raise KeyError
-    again = Catalog.open(sqlite_url(path))
-    assert [row.message for row in again.manifests()] == ["a"]
-    again.close()
-
-
 def test_a_missing_table_is_damage(catalog: Catalog, path: Path) -> None:
     catalog.close()
     write(path, "DROP TABLE ref")

@@ -13,8 +13,7 @@ every change that matters is a fact stamped with the number of one transaction, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Self, final
 
 from sqlalchemy import Connection
@@ -25,10 +24,8 @@ from forkpoint.catalog.dialect import (
     Engines,
     forget_deleted,
     open_engines,
-    replace_file,
     reserve_file,
     sqlite_path,
-    sqlite_url,
 )
 from forkpoint.catalog.ledger import LedgerReads
 from forkpoint.catalog.lineage import LineageReads
@@ -40,7 +37,7 @@ from forkpoint.catalog.refs import RefReads
 from forkpoint.catalog.schema import HEAD_REVISION
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.catalog.translation import connected, corrupt_catalog
-from forkpoint.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from forkpoint.errors import Conflict, Corrupt, NotFound, Unavailable
 from forkpoint.ids import ManifestId
 
 BUSY_TIMEOUT_S = 30.0
@@ -94,27 +91,6 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
         with catalog._closed_on_error():
             catalog._ensure_current(is_file=path is not None)
         return catalog
-
-    @classmethod
-    @contextmanager
-    def replace(cls, url: str) -> Iterator[Self]:
-        """An empty catalog to fill; it takes the place of the one at ``url`` when the block ends without an exception.
-
-        For a rebuild: nobody else may have the old one open. Its file is kept beside as ``<name>.replaced``.
-
-        Raises:
-            InvalidInput: ``invalid_input.catalog_url`` if ``url`` is no SQLite file.
-        """
-        path = sqlite_path(url)
-        if path is None:
-            raise InvalidInput("only a SQLite catalog can be replaced; create a new database", code="catalog_url")
-        new = path.with_name(path.name + ".new")
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{new}{suffix}").unlink(missing_ok=True)
-        catalog = cls.create(sqlite_url(new))
-        with closing(catalog):
-            yield catalog
-        replace_file(path, new)
 
     def close(self) -> None:
         """Close every connection. A read afterwards would open new ones; do not."""

@@ -131,26 +131,6 @@ def reserve_file(path: Path) -> None:
         return
 
 
-def replace_file(path: Path, new: Path) -> None:
-    """Put the closed database ``new`` in the place of ``path``, which is kept beside it as ``<name>.replaced``.
-
-    The old write-ahead log goes first: it must never be applied to the new file.
-    """
-    kept = path.with_name(path.name + ".replaced")
-    for suffix in ("-wal", "-shm"):
-        if (old := Path(f"{path}{suffix}")).exists():
-            old.replace(f"{kept}{suffix}")
-    kept.unlink(missing_ok=True)
-    if path.exists():
-        kept.hardlink_to(path)
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def now_us(connection: Connection) -> ColumnElement[int]:
     """The database's clock as an SQL expression: microseconds since 1970."""
     if connection.dialect.name == "sqlite":
