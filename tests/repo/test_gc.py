@@ -8,7 +8,7 @@ from tests.repo.drafts import draft_of
 
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.dialect import sqlite_url
-from forkpoint.errors import NotFound
+from forkpoint.errors import Conflict, NotFound
 from forkpoint.ids import ManifestId, ObjectKind
 from forkpoint.repo import gc
 from forkpoint.repo.repository import Repository
@@ -123,6 +123,18 @@ def test_what_was_purged_does_not_come_back(repo: Repository) -> None:
         repo.branch("saved", purged)
     repo.collect()
     assert errors_of(repo) == []
+
+
+def test_a_purge_deletes_the_bytes_at_once_and_is_refused_while_a_ref_needs_them(repo: Repository) -> None:
+    kept = repo.publish(draft_of(TOKENS), branch="main").manifest_id
+    with pytest.raises(Conflict):
+        repo.purge("main", reason="asked for")
+    lost = repo.publish(draft_of(LONGER)).manifest_id
+    assert repo.purge(lost, reason="asked for") == 3  # its manifest and the two chunks that main does not have
+    assert not repo.store.has(ObjectKind.MANIFEST, lost)
+    assert_whole(repo, kept)
+    with pytest.raises(NotFound):
+        repo.branch("saved", lost)
 
 
 def test_publishing_what_was_doomed_or_deleted_writes_it_again(repo: Repository) -> None:

@@ -16,10 +16,11 @@ is trusted and was computed under the same fingerprint. Only then do its prefixe
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forkpoint.catalog.records import ObjectRef
+from forkpoint.catalog.records import ObjectRef, PrefixRow
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import ManifestId, MoveId, ObjectKind
@@ -65,9 +66,10 @@ def publish_staged(
 ) -> tuple[bool, MoveId | None]:
     """Steps 4 to 6. Returns whether the manifest was new, and the move that was made."""
     parents = KnownParents.read(backing, staged.manifest)
+    prefixes = list(prefix_rows(staged.manifest, staged.tokens, backing.namespace)) if staged.is_trusted else []
     with backing.catalog.transaction(reason="publish" if ref is None else f"publish {ref}") as tx:
         _protect(backing, tx, staged)
-        was_new = _advertise(backing, tx, staged, parents, message=message)
+        was_new = _advertise(tx, staged, parents, prefixes, message=message)
         move_id = None if ref is None else _move(backing, tx, ref, staged, parents, expect, message)
     return was_new, move_id
 
@@ -96,13 +98,15 @@ def _protect(backing: Backing, tx: Transaction, staged: Staged) -> None:
     tx.rescue(again)
 
 
-def _advertise(backing: Backing, tx: Transaction, staged: Staged, parents: KnownParents, *, message: str) -> bool:
+def _advertise(
+    tx: Transaction, staged: Staged, parents: KnownParents, prefixes: Sequence[PrefixRow], *, message: str
+) -> bool:
     is_trusted = staged.is_trusted and parents.are_trusted(tx)
     row = manifest_row(
         staged.manifest_id, staged.manifest, inherited=parents.live_chunks(tx), is_trusted=is_trusted, message=message
     )
     if is_trusted:
-        tx.add_prefixes(prefix_rows(staged.manifest, staged.tokens, backing.namespace))
+        tx.add_prefixes(prefixes)
     return tx.add_manifest(row)
 
 

@@ -23,7 +23,7 @@ from forkpoint.repo import layout as on_disk
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.exchange import commit_bundle
 from forkpoint.repo.fsck import Finding, Progress, check, no_progress
-from forkpoint.repo.gc import Collection, CollectionPlan, collect, plan_collection
+from forkpoint.repo.gc import Collection, CollectionPlan, collect, delete_doomed, plan_collection
 from forkpoint.repo.layout import Layout, Occupancy
 from forkpoint.repo.moves import ensure_head
 from forkpoint.repo.names import Expectation, branch_ref, tag_ref
@@ -68,8 +68,7 @@ class Repository(RepositoryReads):
         url = sqlite_url(layout.catalog)
         is_leftover = layout.catalog.exists() and layout.catalog.stat().st_size > 0
         catalog = Catalog.open(url) if is_leftover else Catalog.create(url)
-        made = cls(store=LocalStore(layout.objects), catalog=catalog, namespace=settings.namespace)
-        made.close()
+        cls._over(LocalStore(layout.objects), catalog, settings.namespace, "create").close()
         on_disk.write_settings(layout, settings)
         return cls.open(path, who=who)
 
@@ -87,18 +86,23 @@ class Repository(RepositoryReads):
         settings = on_disk.read_settings(layout)
         occupancy = Occupancy(layout.lock)
         try:
+            name = Config.from_environment().who if who is None else who
             catalog = Catalog.open(sqlite_url(layout.catalog))
-            opened = cls(
-                store=LocalStore(layout.objects),
-                catalog=catalog,
-                namespace=settings.namespace,
-                who=Config.from_environment().who if who is None else who,
-            )
+            opened = cls._over(LocalStore(layout.objects), catalog, settings.namespace, name)
         except BaseException:
             occupancy.end()
             raise
         opened._layout, opened._occupancy = layout, occupancy
         return opened
+
+    @classmethod
+    def _over(cls, store: Store, catalog: Catalog, namespace: str, who: str) -> Self:
+        """A repository over these parts; the catalog is closed when that fails."""
+        try:
+            return cls(store=store, catalog=catalog, namespace=namespace, who=who)
+        except BaseException:
+            catalog.close()
+            raise
 
     @classmethod
     def discover(cls, start: Path | str, *, who: str | None = None) -> Self:
@@ -226,6 +230,19 @@ class Repository(RepositoryReads):
         Safe beside publications, and interrupted anywhere: the next run goes on.
         """
         return collect(self._backing, plan)
+
+    def purge(self, name: str, *, reason: str) -> int:
+        """Forget a manifest for good, for lawful deletion: its facts in all of history, and its bytes. Only a mark stays.
+
+        Returns:
+            How many objects were deleted.
+
+        Raises:
+            Conflict: ``conflict.manifest_in_use`` while a ref or a live child names it.
+            NotFound: ``not_found.name``.
+        """
+        self._backing.catalog.purge(self.resolve(name), reason=reason)
+        return sum(delete_doomed(self._backing)[0].values())
 
     def check(self, progress: Progress = no_progress) -> list[Finding]:
         """Verify everything: each object's digest, each manifest, what the catalog says. Changes nothing.

@@ -13,8 +13,8 @@ from forkpoint.ids import Bytes, ChunkId, ManifestId, ObjectKind
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import tokenizer_of
 from forkpoint.repo.rows import chunk_ids
-from forkpoint.state.draft import Asset, Draft, DraftChunk
-from forkpoint.state.manifest import ChunkRef, Group, Manifest, encode_manifest
+from forkpoint.state.draft import Asset, Draft, DraftChunk, assemble
+from forkpoint.state.manifest import ChunkRef, Manifest, encode_manifest
 from forkpoint.store.base import NewObject, PutReceipt
 
 Parts = Callable[[], Sequence[Bytes]]
@@ -60,7 +60,7 @@ def stage(backing: Backing, draft: Draft) -> Staged:
         checked = checker.submit(draft.check)
         refs, receipts = _put_chunks(backing, draft)
         checked.result()
-    manifest = _manifest(draft, refs)
+    manifest = assemble(draft, refs)
     raw = encode_manifest(manifest)
     manifest_id = backing.store.put(NewObject(kind=ObjectKind.MANIFEST, parts=[raw])).object_id
     sources = dict(_sources(backing, draft, manifest, refs))
@@ -110,22 +110,6 @@ def _batch(chunks: Sequence[DraftChunk], assets: Sequence[Asset]) -> Iterator[Ne
         yield NewObject(kind=ObjectKind.CHUNK, parts=chunk.parts())
     for asset in assets:
         yield NewObject(kind=asset.kind, parts=asset.parts())
-
-
-def _manifest(draft: Draft, refs: Sequence[ChunkRef]) -> Manifest:
-    remaining = iter(refs)
-    groups = [
-        Group(name=group.name, kind=group.kind, chunks=tuple(next(remaining) for _ in group.chunks))
-        for group in draft.groups
-    ]
-    return Manifest(
-        kind=draft.kind,
-        fingerprint=draft.fingerprint,
-        boundary=draft.boundary,
-        groups=tuple(sorted(groups, key=lambda group: group.name)),
-        parents=draft.parents,
-        payload=draft.payload,
-    )
 
 
 def _sources(
