@@ -33,6 +33,12 @@ class CollectionReads(Reads):
             moved = {value for row in connection.execute(values) for value in row}
         return kept | {ObjectId(value) for value in moved if value is not None and value.startswith("b3:")}
 
+    def num_leases(self) -> int:
+        """How many leases are running."""
+        with self._reading() as connection:
+            running = select(func.count()).select_from(lease).where(lease.c.expires_at_us > now_us(connection))
+            return int(connection.execute(running).scalar_one())
+
     def doomed(self, *, pending_only: bool = True, limit: int | None = None) -> list[DoomedRow]:
         """Tombstones, oldest first: those whose bytes are still to be deleted, or all."""
         query = select(doomed).order_by(doomed.c.doomed_tx, doomed.c.kind, doomed.c.object_id).limit(limit)

@@ -30,10 +30,18 @@ class LineageReads(Reads):
 
         No manifest comes before one of its children; among those free to come, the one added last does.
         """
+        return self.ancestors_of_all([manifest_id], limit, as_of)
+
+    def ancestors_of_all(
+        self, manifest_ids: Iterable[ManifestId], limit: int | None = None, as_of: int | None = None
+    ) -> list[LogRow]:
+        """What any of these is or descends from, each once, in the order of :meth:`ancestors`."""
         with self._reading() as connection:
-            edges = connection.execute(select(_walk_edges([manifest_id], as_of))).all()
-            facts = _newest_first(edges)[:limit]
-            return _log_rows(connection, facts)
+            edges: set[tuple[int | None, int]] = set()
+            for batch in in_batches(manifest_ids):
+                found = connection.execute(select(_walk_edges(batch, as_of)))
+                edges.update((child, fact) for child, fact in found)
+            return _log_rows(connection, _newest_first(edges)[:limit])
 
     def first_parent(self, manifest_id: ManifestId, n: int, as_of: int | None = None) -> ManifestId | None:
         """The ``n``-th first parent (0 is the manifest itself); None when the catalog's history ends before."""

@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from forkpoint.catalog.history import AnyRow, Reads, live
 from forkpoint.catalog.records import MoveRow, RefRow
 from forkpoint.catalog.schema import move, ref
-from forkpoint.ids import MoveId
+from forkpoint.ids import ManifestId, MoveId
 
 
 class RefReads(Reads):
@@ -36,6 +36,14 @@ class RefReads(Reads):
             query = query.where(move.c.tx <= as_of)
         with self._reading() as connection:
             return [_move_row(row) for row in connection.execute(query)]
+
+    def first_movers(self, as_of: int | None = None) -> dict[ManifestId, str]:
+        """Who was the first to move a ref to each manifest that a ref was ever moved to: mostly, who published it."""
+        query = select(move.c.new, move.c.who).where(move.c.new.like("b3:%")).order_by(move.c.ordinal.desc())
+        if as_of is not None:
+            query = query.where(move.c.tx <= as_of)
+        with self._reading() as connection:
+            return {ManifestId(new): who for new, who in connection.execute(query)}
 
     def ref_at(self, name: str, n: int, as_of: int | None = None) -> str | None:
         """``name@{n}``: what the ref was ``n`` moves ago, written like ``MoveRow.new``; 0 is its value now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forkpoint.catalog.records import Counts, LogRow, ManifestRow
@@ -19,10 +20,11 @@ from forkpoint.state.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """One line of a log. ``refs`` are the full names that point at it now, HEAD included."""
+    """One line of a log. ``refs`` are the full names that point at it now, HEAD included; ``who`` first moved a ref to it."""
 
     row: LogRow
     refs: tuple[str, ...]
+    who: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +41,25 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where a repository stands. ``row`` is that of HEAD's manifest; ``counts`` are live facts and pending deletions."""
+    """Where a repository stands. ``row`` is that of HEAD's manifest; ``counts`` are live facts and pending deletions;
+    ``num_leases`` are running."""
 
     head: Head
     row: ManifestRow | None
     counts: Counts
     num_branches: int
     num_tags: int
+    num_leases: int
 
 
 def log(backing: Backing, name: str, limit: int | None, as_of: int | None) -> list[LogEntry]:
     """The manifest that ``name`` means and what it descends from, newest first."""
-    names = refs_by_manifest(backing, as_of)
-    rows = backing.catalog.ancestors(resolve(backing.catalog, name, as_of), limit, as_of)
-    return [LogEntry(row=row, refs=names.get(row.manifest_id, ())) for row in rows]
+    return _entries(backing, [resolve(backing.catalog, name, as_of)], limit, as_of)
+
+
+def log_all(backing: Backing, limit: int | None, as_of: int | None) -> list[LogEntry]:
+    """What any branch, any tag or HEAD leads to, newest first."""
+    return _entries(backing, list(refs_by_manifest(backing, as_of)), limit, as_of)
 
 
 def reflog(backing: Backing, name: str, limit: int | None) -> list[ReflogEntry]:
@@ -95,7 +102,14 @@ def status(backing: Backing) -> Status:
         counts=catalog.counts(),
         num_branches=sum(name.startswith("refs/heads/") for name in refs),
         num_tags=sum(name.startswith("refs/tags/") for name in refs),
+        num_leases=catalog.num_leases(),
     )
+
+
+def _entries(backing: Backing, starts: Sequence[ManifestId], limit: int | None, as_of: int | None) -> list[LogEntry]:
+    names, movers = refs_by_manifest(backing, as_of), backing.catalog.first_movers(as_of)
+    rows = backing.catalog.ancestors_of_all(starts, limit, as_of)
+    return [LogEntry(row=row, refs=names.get(row.manifest_id, ()), who=movers.get(row.manifest_id)) for row in rows]
 
 
 def refs_by_manifest(backing: Backing, as_of: int | None) -> dict[ManifestId, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import read_chunk, read_manifest, read_tokens
 from forkpoint.repo.diff import Diff, diff
 from forkpoint.repo.exchange import export_bundle
-from forkpoint.repo.history import LogEntry, Shown, Status, log, reflog, show, status
+from forkpoint.repo.history import LogEntry, Shown, Status, log, log_all, reflog, show, status
 from forkpoint.repo.names import HEADS, TAGS
 from forkpoint.repo.prefixes import PrefixMatch, find_prefix
 from forkpoint.repo.reflog import ReflogEntry
@@ -117,6 +117,10 @@ class RepositoryReads:
     def log(self, name: str = "HEAD", *, limit: int | None = None, as_of: int | None = None) -> list[LogEntry]:
         """What ``name`` means and what that descends from, newest first. Raises as :meth:`resolve`."""
         return log(self._backing, name, limit, as_of)
+
+    def log_all(self, *, limit: int | None = None, as_of: int | None = None) -> list[LogEntry]:
+        """What any branch, any tag or HEAD leads to, newest first."""
+        return log_all(self._backing, limit, as_of)
 
     def reflog(self, name: str = "HEAD", *, limit: int | None = None) -> list[ReflogEntry]:
         """The moves of a ref, newest first, also of a deleted one; the n-th is ``name@{n}``. Raises NotFound ``not_found.name``."""
