@@ -113,6 +113,22 @@ def test_rebuilding_twice_changes_nothing_more(tmp_path: Path) -> None:
         assert repo.check() == []
 
 
+def test_moves_made_after_a_rebuild_come_after_those_before_it(tmp_path: Path) -> None:
+    with Repository.create(tmp_path) as repo:
+        busy_history(repo)
+        last_tx = repo.catalog.current_tx()
+    Repository.rebuild_catalog(tmp_path)
+    with Repository.open(tmp_path) as repo:
+        assert repo.catalog.current_tx() >= last_tx
+        repo.checkout("main")
+        later = repo.publish(draft_of([*TOKENS, 1, 9], parent=repo.resolve("main")), branch="main").manifest_id
+        before = facts_of(repo)
+    Repository.rebuild_catalog(tmp_path)
+    with Repository.open(tmp_path) as repo:
+        assert repo.resolve("HEAD") == later
+        assert facts_of(repo) == before
+
+
 # The rules, on values
 
 
@@ -151,6 +167,13 @@ def test_a_lost_move_leaves_a_gap_and_not_an_end() -> None:
     third = move(3, lost[0])
     fourth = move(4, third[0])
     assert committed_moves(dict([fourth, first, third])) == [first, third, fourth]
+
+
+def test_a_chain_keeps_its_order_even_where_numbers_ran_backwards() -> None:
+    first = move(9, None)
+    second = move(2, first[0])
+    third = move(3, second[0])
+    assert committed_moves(dict([third, first, second])) == [first, second, third]
 
 
 def chain_of(*roles: str) -> list[tuple[ObjectId, Manifest]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Self, final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, case, update
 
 from forkpoint.catalog import integrity, leases, migration
 from forkpoint.catalog.collection import CollectionReads
@@ -34,7 +34,7 @@ from forkpoint.catalog.prefixes import PrefixReads
 from forkpoint.catalog.purging import apply_purge
 from forkpoint.catalog.records import ObjectRef
 from forkpoint.catalog.refs import RefReads
-from forkpoint.catalog.schema import HEAD_REVISION
+from forkpoint.catalog.schema import HEAD_REVISION, counter
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.catalog.translation import connected, corrupt_catalog
 from forkpoint.errors import Conflict, Corrupt, NotFound, Unavailable
@@ -95,6 +95,19 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
     def close(self) -> None:
         """Close every connection. A read afterwards would open new ones; do not."""
         self._engines.dispose()
+
+    def continue_from(self, tx: int, at_us: int) -> None:
+        """Let the next transaction have a greater number than ``tx`` and no earlier time than ``at_us``; never goes back.
+
+        For a catalog that is rebuilt: stored moves carry the numbers and times of the one that was lost.
+        """
+        with self._writing() as connection:
+            row = counter.c
+            later = {
+                "tx": case((row.tx < tx, tx), else_=row.tx),
+                "at_us": case((row.at_us < at_us, at_us), else_=row.at_us),
+            }
+            connection.execute(update(counter).values(later))
 
     def transaction(self, *, reason: str) -> AbstractContextManager[Transaction]:
         """A write transaction: committed when the block ends, rolled back when it raises.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from forkpoint.ids import ManifestId, MoveId
 from forkpoint.repo.rows import CONTINUES
@@ -27,7 +28,8 @@ def committed_moves(moves: Mapping[MoveId, Move]) -> list[Named]:
     by_ref: defaultdict[str, dict[MoveId, Move]] = defaultdict(dict)
     for move_id, move in moves.items():
         by_ref[move.ref][move_id] = move
-    return sorted((named for each in by_ref.values() for named in _history(each)), key=_when)
+    timed = [timed for each in by_ref.values() for timed in _timed(_history(each))]
+    return [named for _, named in sorted(timed, key=lambda item: item[0])]
 
 
 def trusted_manifests(manifests: Mapping[ManifestId, Manifest], moves: Iterable[Move]) -> frozenset[ManifestId]:
@@ -57,6 +59,11 @@ def _history(moves: Mapping[MoveId, Move]) -> list[Named]:
     starts = [previous for previous in followers if previous is None or previous not in moves]
     chains = sorted((_chain(start, followers) for start in starts), key=lambda chain: _when(chain[-1]))
     return [named for chain in chains for named in chain]
+
+
+def _timed(history: Sequence[Named]) -> list[tuple[tuple[int, int, MoveId], Named]]:
+    """Each move with the latest time up to it: so sorting keeps the order of a chain, whatever clocks said."""
+    return list(zip(accumulate(map(_when, history), max), history, strict=True))
 
 
 def _chain(start: MoveId | None, followers: Mapping[MoveId | None, Sequence[Named]]) -> list[Named]:

@@ -2,7 +2,7 @@
 
 Manifests that cannot be read, or lack a chunk, are passed over. A ref whose manifest is among those goes back to the last
 complete one that its moves name, by a move that says so. Not rebuilt: leases, decisions, demand, marks of purges, and the numbers
-and times of transactions: all facts get those of the rebuild, but moves keep their times.
+and times of transactions: all facts get those of the rebuild, which come after those of every stored move; moves keep their times.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def fill(backing: Backing) -> RebuildReport:
     manifests = dict(_complete_manifests(backing.store, problems))
     moves = committed_moves(dict(_readable_moves(backing.store, problems)))
     trusted = trusted_manifests(manifests, (move for _, move in moves))
+    backing.catalog.continue_from(*_latest(moves))
     with backing.catalog.transaction(reason="rebuild") as tx:
         _add_manifests(backing, tx, manifests, trusted, _messages(moves))
         _add_moves(backing, tx, manifests, moves, problems)
@@ -108,6 +109,11 @@ def _readable_moves(store: Store, problems: list[str]) -> Iterator[tuple[MoveId,
             yield move_id, decode_move(store.get(ObjectKind.MOVE, move_id))
         except (NotFound, Corrupt, Incompatible) as error:
             problems.append(f"move {short(move_id)} was passed over: {error.message}")
+
+
+def _latest(moves: Sequence[Named]) -> tuple[int, int]:
+    """The greatest transaction number and time of any move: numbers go on from there, for moves are ordered by them."""
+    return max((move.tx for _, move in moves), default=0), max((move.at_us for _, move in moves), default=0)
 
 
 def _add_manifests(
