@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal, final
 
 from forkpoint.errors import InvalidInput
 from forkpoint.llm.engines.base import Logits, Runtime
@@ -22,7 +22,8 @@ class Completion:
     """What one call of ``generate`` produced.
 
     Attributes:
-        text: generated text, special tokens and what follows a stop string left out; never ends inside a character.
+        text: generated text, special tokens and what follows a stop string left out. A limit never ends it inside a character: going on
+            brings the character whole, and texts of calls that go on from one another join to the text of one call.
         choices: one for each generated token: id and logprob.
         top_logprobs: for each token the best alternatives, if they were asked for.
         finish_reason: ``stop`` (end token or stop string) or ``length`` (token limit or end of context).
@@ -38,12 +39,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A boundary in the course of generation, with its state. ``tokens`` includes the pending one."""
+    """A boundary in the course of generation, with its state. ``tokens`` includes the pending one.
+
+    ``num_unshown`` counts characters that the stream which made this cursor had not given out yet. It is not part of the boundary: what
+    was restored counts as shown.
+    """
 
     state: State
     tokens: History
     prompt_length: int
     offset: int
+    num_unshown: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +75,19 @@ def run(runtime: Runtime, start: Cursor, sampling: Sampling, max_tokens: int) ->
     """Generate token by token; the last item is a :class:`Finish`.
 
     A boundary in mid-generation is picked up where it stands: its generated tokens are fed to the text stream again, silently, so that
-    a stop string may begin before the boundary and end after it.
+    a stop string may begin before the boundary and end after it. Text that was given out before is not repeated.
     """
     if max_tokens < 0:
         raise InvalidInput(f"max_tokens is {max_tokens}; use 0 or more", code="max_tokens", max_tokens=max_tokens)
     cursor = start
     stream = _resumed_stream(runtime, cursor, sampling)
+    fresh = _FreshText(num_old=len(stream.held) - start.num_unshown)
     for _ in range(max_tokens):
         if stream.stopped or _has_ended(runtime, cursor):
             break
         if cursor.state.length >= runtime.max_context:
             if not runtime.rolls_over:
-                yield Finish(reason="length", text=stream.finish(), cursor=cursor)
-                return
+                break
             cursor = roll_over(runtime, cursor)
         state, logits = runtime.step(cursor.state, cursor.tokens[-1])
         choice = choose(
@@ -91,16 +97,32 @@ def run(runtime: Runtime, start: Cursor, sampling: Sampling, max_tokens: int) ->
             position=cursor.offset + len(cursor.tokens),
             sampling=sampling,
         )
+        text = fresh.of("" if choice.token in runtime.codec.end_tokens else stream.push(choice.token))
         cursor = Cursor(
             state=state,
             tokens=cursor.tokens.append(choice.token),
             prompt_length=cursor.prompt_length,
             offset=cursor.offset,
+            num_unshown=max(0, len(stream.held) - fresh.num_old),
         )
-        text = "" if choice.token in runtime.codec.end_tokens else stream.push(choice.token)
         yield GeneratedToken(choice=choice, text=text, logits=logits, cursor=cursor)
-    reason: FinishReason = "stop" if stream.stopped or _has_ended(runtime, cursor) else "length"
-    yield Finish(reason=reason, text=stream.finish(), cursor=cursor)
+    has_ended = stream.stopped or _has_ended(runtime, cursor)
+    rest = stream.finish() if has_ended and cursor is not start else stream.held
+    yield Finish(reason="stop" if has_ended else "length", text=fresh.of(rest), cursor=replace(cursor, num_unshown=0))
+
+
+@final
+class _FreshText:
+    """Leaves out the first ``num_old`` characters of a text that comes in pieces."""
+
+    def __init__(self, *, num_old: int) -> None:
+        self.num_old = max(0, num_old)
+
+    def of(self, piece: str) -> str:
+        """What of a piece is new."""
+        old = min(self.num_old, len(piece))
+        self.num_old -= old
+        return piece[old:]
 
 
 def best_alternatives(logits: Logits, count: int) -> tuple[Choice, ...]:

@@ -207,6 +207,11 @@ class TextStream:
         """All text given out so far."""
         return "".join(self._pieces)
 
+    @property
+    def held(self) -> str:
+        """Whole characters that are held back, because they may belong to a longer glyph or to a stop string."""
+        return self._glyphs + self._matcher.held
+
     def push(self, token: int) -> str:
         """Text that is safe to show after one more token.
 
