@@ -226,8 +226,11 @@ class Continuation:
         """
         messages = (*self.messages, {"role": role, "content": content})
         rendered = self._runtime.codec.render_chat([dict(message) for message in messages])
-        common = _common_length(self._cursor.tokens, rendered)
+        if not rendered:
+            raise InvalidInput("the chat template renders this conversation as nothing", code="chat")
         cursor = self._cursor
+        # After rollover the history is a middle piece of the conversation: no token of it stands where the rendering has it.
+        common = 0 if cursor.offset else _common_length(cursor.tokens, rendered)
         notes: tuple[str, ...] = ()
         if common < len(self._cursor.tokens):
             cursor = _shortened(cursor, max(common, 1), rendered)
@@ -320,6 +323,7 @@ class Continuation:
         notes: tuple[str, ...] = (),
     ) -> Continuation:
         started = time.perf_counter()
+        self._runtime.check_tokens(added)
         state = (
             self._runtime.advance(cursor.state, [cursor.tokens[-1], *added[:-1]], progress) if added else cursor.state
         )
@@ -392,5 +396,5 @@ def _shortened(cursor: Cursor, length: int, tokens: Sequence[int]) -> Cursor:
         state=cursor.state.prefix(length - 1),
         tokens=History(tokens[:length]),
         prompt_length=min(cursor.prompt_length, length),
-        offset=cursor.offset,
+        offset=0,
     )

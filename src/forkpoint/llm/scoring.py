@@ -38,7 +38,8 @@ def score_alternatives(
     """Score candidates in shared forward passes; a candidate's score does not depend on the others.
 
     Raises:
-        InvalidInput: ``invalid_input.empty`` for a candidate without tokens, ``invalid_input.option`` for an unknown option.
+        InvalidInput: ``invalid_input.empty`` for a candidate without tokens, ``invalid_input.token`` for an id outside the vocabulary,
+            ``invalid_input.option`` for an unknown option.
         CapacityExceeded: ``capacity.context`` when a candidate does not fit the context.
     """
     if end not in ("ignore", "count") or normalise not in ("none", "tokens"):
@@ -48,6 +49,7 @@ def score_alternatives(
     wanted = [(*tokens, *_end_token(runtime, end)) for tokens in candidates]
     if not all(candidates):
         raise InvalidInput(f"candidate {[bool(item) for item in candidates].index(False)} has no tokens", code="empty")
+    runtime.check_tokens([token for tokens in wanted for token in tokens])
     longest = cursor.state.length + max(map(len, wanted))
     if longest > runtime.max_context:
         raise CapacityExceeded(

@@ -96,6 +96,7 @@ class DecodeSession:
     def continuation(self, pending: int, *, sampling: Sampling | None = None) -> Continuation:
         """The continuation that evaluates ``pending`` next."""
         runtime = self._open()
+        runtime.check_tokens((pending,))
         tokens = History([*self._tokens, pending])
         receipt = Receipt(operation="start", claim=runtime.exactness.claim, tokens_reused=self.size)
         cursor = Cursor(state=self._state, tokens=tokens, prompt_length=len(tokens), offset=0)

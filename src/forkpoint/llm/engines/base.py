@@ -83,6 +83,10 @@ class Runtime(Protocol):
         """Raises Incompatible ``incompatible.weights`` when parameters changed since load (version counters)."""
         ...
 
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raises InvalidInput ``invalid_input.token`` for an id outside the vocabulary."""
+        ...
+
     def verify_weights(self) -> None:
         """Recompute the digest of the parameters; raises Incompatible ``incompatible.weights`` when it differs."""
         ...
