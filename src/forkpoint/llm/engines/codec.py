@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import jinja2
 
 from forkpoint.errors import InvalidInput
-from forkpoint.ids import digest_of
+from forkpoint.ids import ObjectId, digest_of
 
 
 @final
@@ -19,9 +20,7 @@ class TransformersCodec:
         self._tokenizer = tokenizer
         self._serialised: bytes = tokenizer.backend_tokenizer.to_str().encode()
         self.tokenizer_id = digest_of([self._serialised])
-        self.template_id = (
-            digest_of([tokenizer.chat_template.encode()]) if isinstance(tokenizer.chat_template, str) else None
-        )
+        self.template_id = _template_id(tokenizer.chat_template)
         self.end_tokens = frozenset(end_tokens)
 
     def encode(self, text: str) -> list[int]:
@@ -53,3 +52,11 @@ class TransformersCodec:
     def serialised(self) -> bytes:
         """The tokenizer as one JSON object."""
         return self._serialised
+
+
+def _template_id(template: str | Mapping[str, str] | None) -> ObjectId | None:
+    """Digest of a chat template, or of several by name."""
+    if template is None:
+        return None
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return digest_of([text.encode()])
