@@ -19,6 +19,7 @@ from forkpoint.llm.engines.rows import STEP_KEYWORD, lay_out
 from forkpoint.llm.resident.base import AttentionCall, GroupSpec, State
 
 _SUPPORTED: Final = (DynamicLayer, DynamicSlidingWindowLayer)
+_ATTENTION_KINDS: Final = {"full_attention", "sliding_attention"}
 _PROBE_TOKENS: Final = 4
 
 
@@ -60,13 +61,16 @@ def find_groups(model: Any) -> tuple[GroupSpec, ...]:
     for index, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) not in _SUPPORTED:
             raise _unsupported(f"layer {index} keeps its state in a {type(layer).__name__}")
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or _ATTENTION_KINDS)
+    if not kinds <= _ATTENTION_KINDS:
+        raise _unsupported(f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION_KINDS))}")
     recorder = _Recorder()
     step = lay_out([((0,) * _PROBE_TOKENS, recorder)], min_rows=_PROBE_TOKENS)
     tokens, positions = step.inputs(model.device)
     try:
         with torch.inference_mode():
             model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise _unsupported(f"its attention cannot be replaced ({type(error).__name__}: {error})") from error
     expected = model.config.get_text_config().num_hidden_layers
     if sorted(recorder.shapes) != list(range(expected)):
@@ -75,12 +79,15 @@ def find_groups(model: Any) -> tuple[GroupSpec, ...]:
     return _grouped(recorder.shapes)
 
 
-def learned_positions(model: Any, max_context: int) -> bool:
+def learned_positions(model: Any) -> bool:
     """Whether positions are a learned table, so that a token's state depends on its absolute position from the start of the text."""
-    if getattr(model.config.get_text_config(), "rope_parameters", None):
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "rope_parameters", None) or limit is None:
         return False
-    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    return any(max_context <= table.num_embeddings <= max_context + 2 for table in tables)
+    words = model.get_input_embeddings()
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding) and module is not words)
+    return any(limit <= table.num_embeddings <= limit + 2 for table in tables)
 
 
 def _grouped(shapes: dict[int, _Shape]) -> tuple[GroupSpec, ...]:

@@ -20,6 +20,7 @@ from forkpoint.llm.resident.base import AttentionCall, Reservation
 
 ATTENTION: Final = "forkpoint"
 STEP_KEYWORD: Final = "forkpoint_step"
+_BIASES: Final = ("position_bias", "relative_position_bias", "alibi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ def _attention(
     """``query`` is ``[1 query_heads rows dim]``; returns ``[1 rows query_heads value_dim]``."""
     step = kwargs[STEP_KEYWORD]
     assert isinstance(step, Step)
+    if attention_mask is not None or any(kwargs.get(name) is not None for name in _BIASES):
+        raise NotImplementedError("it adds a mask or bias of its own to attention")
     call = describe_call(module, query, kwargs)
     out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     for segment in step.segments:
@@ -82,9 +85,9 @@ def describe_call(module: nn.Module, query: Tensor, kwargs: dict[str, object]) -
     assert isinstance(layer, int)
     return AttentionCall(
         layer=layer,
-        scaling=scaling if isinstance(scaling, float) else query.shape[-1] ** -0.5,
+        scaling=float(scaling) if isinstance(scaling, int | float) else query.shape[-1] ** -0.5,
         window=window if isinstance(window, int) else None,
-        softcap=softcap if isinstance(softcap, float) else None,
+        softcap=float(softcap) if isinstance(softcap, int | float) else None,
         sinks=sinks if isinstance(sinks, Tensor) else None,
     )
 

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_not
 from pathlib import Path
 from typing import Final, final
 
@@ -55,28 +56,28 @@ class WeightsWatch:
     """Notices that a model's parameters were changed, replaced or added since it was made."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
         self._tensors = [(name, tensor, tensor._version, tensor.data_ptr()) for name, tensor in named_tensors(model)]
-        self._identities = [id(tensor) for _, tensor, _, _ in self._tensors]
+        self._members = [
+            (name, registry, tuple(registry.values()))
+            for name, module in model.named_modules()
+            for registry in (module._parameters, module._buffers, module._modules)
+        ]
 
     def check(self) -> None:
-        """Compare version counters and storage; about 0.1 ms for 300 tensors.
+        """Compare version counters, storage, and that every module holds the very same tensors and modules.
+
+        About 0.4 ms for a model of 300 tensors.
 
         Raises:
-            Incompatible: ``incompatible.weights`` naming the first parameter that changed.
+            Incompatible: ``incompatible.weights`` naming the first parameter that changed, or the module of what was replaced,
+                attached or removed.
         """
         for name, tensor, version, pointer in self._tensors:
             if tensor._version != version or tensor.data_ptr() != pointer:
                 raise weights_changed(name)
-
-    def check_membership(self) -> None:
-        """Check also that the model holds the very same tensors: nothing was replaced, attached or removed."""
-        self.check()
-        present = list(named_tensors(self._model))
-        if [id(tensor) for _, tensor in present] != self._identities:
-            known = {identity: name for identity, (name, *_) in zip(self._identities, self._tensors, strict=True)}
-            odd = [name for name, tensor in present if id(tensor) not in known] or ["(a parameter was removed)"]
-            raise weights_changed(odd[0])
+        for name, registry, members in self._members:
+            if len(registry) != len(members) or any(map(is_not, registry.values(), members)):
+                raise weights_changed(f"a part of {name or 'the model'}")
 
 
 def weights_changed(name: str) -> Incompatible:
