@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 import transformers
 from blake3 import blake3
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -64,7 +65,7 @@ def load_model(
 
     Raises:
         NotFound: ``not_found.model``.
-        InvalidInput: ``invalid_input.weights`` for pickled weights, ``invalid_input.dtype``.
+        InvalidInput: ``invalid_input.weights`` for pickled weights or missing parameters, ``invalid_input.dtype``, ``invalid_input.model``.
         Unavailable: ``unavailable.model`` when the hub or the disk did not serve.
     """
     torch_dtype = check_dtype(dtype)
@@ -76,17 +77,25 @@ def load_model(
         files = _weight_files(place)
     note(f"loading {source} as {dtype}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             str(place),
             dtype=torch_dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             attn_implementation=attention,
-        ).eval()
+            output_loading_info=True,
+        )
         tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _load_failure(source, place, error) from error
-    return LoadedModel(name=source, model=model.requires_grad_(False), tokenizer=tokenizer, files=files)
+    if loading["missing_keys"]:
+        first, count = min(loading["missing_keys"]), len(loading["missing_keys"])
+        raise InvalidInput(
+            f"{source} lacks {count} parameters, {first} among them; they would be random, fetch the model again",
+            code="weights",
+            parameter=first,
+        )
+    return LoadedModel(name=source, model=model.eval().requires_grad_(False), tokenizer=tokenizer, files=files)
 
 
 def _locate(source: str) -> Path | str:
