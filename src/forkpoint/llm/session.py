@@ -37,7 +37,7 @@ class DecodeSession:
         self, runtime: Runtime, state: State | None = None, tokens: Sequence[int] = (), *, is_trusted: bool = True
     ) -> None:
         self._runtime: Runtime | None = runtime
-        self._state = state if state is not None else runtime.strategy.empty()
+        self._state: State | None = state if state is not None else runtime.strategy.empty()
         self._tokens = History(tokens)
         self._is_trusted = is_trusted
 
@@ -81,7 +81,7 @@ class DecodeSession:
             CapacityExceeded: ``capacity.context`` when the session is full; ``reset`` or fork a shorter one.
             InvalidInput: ``invalid_input.token``, or ``invalid_input.closed``.
         """
-        self._state, logits = self._open().step(self._state, token)
+        self._state, logits = self._open().step(self._live_state(), token)
         self._tokens = self._tokens.append(token)
         return logits
 
@@ -91,7 +91,7 @@ class DecodeSession:
 
     def fork(self) -> DecodeSession:
         """A second session at the same point; nothing is copied until both go on."""
-        return DecodeSession(self._open(), self._state, self._tokens, is_trusted=self._is_trusted)
+        return DecodeSession(self._open(), self._live_state(), self._tokens, is_trusted=self._is_trusted)
 
     def continuation(self, pending: int, *, sampling: Sampling | None = None) -> Continuation:
         """The continuation that evaluates ``pending`` next."""
@@ -99,7 +99,7 @@ class DecodeSession:
         runtime.check_tokens((pending,))
         tokens = History([*self._tokens, pending])
         receipt = Receipt(operation="start", claim=runtime.exactness.claim, tokens_reused=self.size)
-        cursor = Cursor(state=self._state, tokens=tokens, prompt_length=len(tokens), offset=0)
+        cursor = Cursor(state=self._live_state(), tokens=tokens, prompt_length=len(tokens), offset=0)
         return Continuation(
             runtime,
             cursor,
@@ -133,19 +133,27 @@ class DecodeSession:
 
     def close(self) -> None:
         """Let go of the model and the memory; closing twice is fine."""
-        if self._runtime is not None:
-            self._state = self._runtime.strategy.empty()
-        self._runtime = None
+        self._runtime, self._state = None, None
 
     def _open(self) -> Runtime:
         if self._runtime is None:
             raise InvalidInput("this session is closed; open another from the engine", code="closed")
         return self._runtime
 
+    def _live_state(self) -> State:
+        assert self._state is not None
+        return self._state
+
     def _draft(self) -> Draft:
         boundary = Boundary(position=self.size, pending=None, prompt_length=self.size, offset=0, sampling=Sampling())
         return capture(
-            self._open(), self._state, self._tokens, boundary, parents=(), payload={}, is_trusted=self._is_trusted
+            self._open(),
+            self._live_state(),
+            self._tokens,
+            boundary,
+            parents=(),
+            payload={},
+            is_trusted=self._is_trusted,
         )
 
 
