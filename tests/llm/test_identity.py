@@ -1,0 +1,351 @@
+"""Which model a state belongs to: refusals that name the field, weights that change under us, the cache of digests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.llm.models import (
+    TEMPLATE,
+    decoder_config,
+    edit_config,
+    load,
+    make_tokenizer,
+    model_of,
+    same_bits,
+    save_model,
+    some_tokens,
+)
+from torch import nn
+
+from forkpoint.errors import Conflict, Incompatible, InvalidInput
+from forkpoint.llm import Continuation, TransformersEngine
+from forkpoint.repo.repository import Repository
+
+pytestmark = pytest.mark.model
+
+TOKENS = some_tokens(600)
+
+
+@pytest.fixture
+def folder(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the tiny Llama, to be changed."""
+    return Path(shutil.copytree(folders("llama"), tmp_path / "model"))
+
+
+# -- stored under one model, opened under another ---------------------------------------------------------------------
+
+
+def change_rope(folder: Path) -> None:
+    edit_config(folder, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0})
+
+
+def perturb_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"].view(-1)[17] += 1e-3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_template(folder: Path) -> None:
+    make_tokenizer(template=TEMPLATE + " ").save_pretrained(folder)
+
+
+def change_tokenizer(folder: Path) -> None:
+    make_tokenizer(vocabulary=290).save_pretrained(folder)
+
+
+def change_window(folder: Path) -> None:
+    edit_config(folder, attention_bias=False, hidden_act="gelu")
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "field"),
+    [
+        (change_rope, "float32", "config.rope_parameters.factor"),
+        (perturb_weight, "float32", "parameters"),
+        (change_template, "float32", "chat_template"),
+        (change_tokenizer, "float32", "tokenizer"),
+        (change_window, "float32", "config.hidden_act"),
+        (lambda folder: None, "bfloat16", "compute_dtype"),
+    ],
+)
+def test_state_of_another_model_is_refused_by_field_and_never_reused(
+    engine: TransformersEngine,
+    repo: Repository,
+    folder: Path,
+    model_cache: Path,
+    change: Callable[[Path], None],
+    dtype: str,
+    field: str,
+) -> None:
+    value = engine.start(TOKENS)
+    value.commit(repo, "main")
+    change(folder)
+    other = load(folder, model_cache, dtype=dtype)
+    assert other.fingerprint.state_id != engine.fingerprint.state_id
+    for attempt in (lambda: other.checkout(repo, "main"), lambda: other.restore(value.snapshot())):
+        with pytest.raises(Incompatible) as caught:
+            attempt()
+        assert caught.value.code == "incompatible.state_identity"
+        assert caught.value.data["field"] == field
+        assert caught.value.data["have"] != caught.value.data["want"]
+        assert field in caught.value.message
+    started = other.start(TOKENS, repository=repo)
+    assert (started.receipt.tokens_restored, started.receipt.tokens_computed) == (0, 599)
+    assert engine.start(TOKENS, repository=repo).receipt.tokens_restored == 512
+
+
+def test_the_same_files_elsewhere_are_the_same_model(
+    engine: TransformersEngine, repo: Repository, folder: Path, model_cache: Path
+) -> None:
+    engine.start(TOKENS).commit(repo, "main")
+    other = load(folder, model_cache)
+    assert other.fingerprint == engine.fingerprint
+    assert other.checkout(repo, "main").tokens == tuple(TOKENS)
+
+
+def test_one_name_with_other_weights_is_another_state_identity(tmp_path: Path, model_cache: Path) -> None:
+    one = save_model(tmp_path / "one" / "model", decoder_config("llama"), seed=1)
+    two = save_model(tmp_path / "two" / "model", decoder_config("llama"), seed=2)
+    first, second = load(one, model_cache).fingerprint, load(two, model_cache).fingerprint
+    assert first.state_id != second.state_id
+    shutil.rmtree(one)
+    shutil.copytree(two, one)
+    assert load(one, model_cache).fingerprint == second
+
+
+def test_what_changes_no_state_is_in_neither_identity(
+    engine: TransformersEngine, folder: Path, model_cache: Path
+) -> None:
+    short = load(folder, model_cache, max_context=100)
+    assert short.fingerprint.state == engine.fingerprint.state
+    edit_config(folder, use_cache=False, eos_token_id=2)
+    assert load(folder, model_cache).fingerprint.state == engine.fingerprint.state
+
+
+# -- weights that change in memory ------------------------------------------------------------------------------------
+
+
+def add_in_place(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.add_(0.01)
+
+
+def load_state_dict(model: nn.Module) -> None:
+    state = {name: tensor * 1.01 for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state)
+
+
+def replace_parameter(model: nn.Module) -> None:
+    layer = model.model.layers[1].mlp.up_proj
+    layer.weight = nn.Parameter(layer.weight * 1.01)
+
+
+def attach_module(model: nn.Module) -> None:
+    model.model.layers[0].mlp.extra = nn.Linear(4, 4)
+
+
+def attach_parameter(model: nn.Module) -> None:
+    model.model.layers[0].mlp.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+
+
+def replace_module(model: nn.Module) -> None:
+    old = model.model.layers[0].mlp.down_proj
+    model.model.layers[0].mlp.down_proj = nn.Linear(old.in_features, old.out_features, bias=False)
+
+
+def remove_module(model: nn.Module) -> None:
+    del model.model.layers[2].mlp.act_fn
+
+
+def change_buffer(model: nn.Module) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+def swap_storage(model: nn.Module) -> None:
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = weight.data * 1.01
+
+
+CHANGES = [
+    add_in_place,
+    load_state_dict,
+    replace_parameter,
+    attach_module,
+    attach_parameter,
+    replace_module,
+    remove_module,
+    change_buffer,
+    swap_storage,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_weights_ends_every_use_of_what_they_computed(
+    folder: Path, model_cache: Path, repo: Repository, change: Callable[[nn.Module], None]
+) -> None:
+    engine = load(folder, model_cache)
+    engine.start(some_tokens(30)).commit(repo, "before")
+    value, session = engine.start(TOKENS), engine.decode_session()
+    session.step(3)
+    change(model_of(engine))
+    for attempt in (
+        lambda: value.extend([3]),
+        lambda: value.generate(1),
+        lambda: next(value.stream(1)),
+        lambda: value.logits(),
+        lambda: value.score([[3]]),
+        lambda: value.snapshot(),
+        lambda: value.commit(repo, "main"),
+        lambda: engine.start([3, 4, 5]),
+        lambda: engine.checkout(repo, "before"),
+        lambda: session.step(4),
+        lambda: session.snapshot(),
+    ):
+        with pytest.raises(Incompatible) as caught:
+            attempt()
+        assert caught.value.code == "incompatible.weights"
+    assert session.size == 1
+    assert_nothing_advertised(repo)
+
+
+@pytest.mark.parametrize("write", ["data", "numpy"])
+def test_a_write_past_the_version_counters_is_found_at_commit(
+    folder: Path, model_cache: Path, repo: Repository, write: str
+) -> None:
+    engine = load(folder, model_cache)
+    engine.start(some_tokens(30)).commit(repo, "before")
+    value = engine.start(TOKENS)
+    weight = model_of(engine).model.layers[1].mlp.up_proj.weight
+    if write == "data":
+        weight.data.add_(0.01)
+    else:
+        weight.detach().numpy()[0, 0] += 0.5
+    for target in (value, value.extend([3])):
+        with pytest.raises(Incompatible) as caught:
+            target.commit(repo, "main")
+        assert caught.value.code == "incompatible.weights"
+    assert_nothing_advertised(repo)
+
+
+def assert_nothing_advertised(repo: Repository) -> None:
+    assert [ref.name.removeprefix("refs/heads/") for ref in repo.branches()] == ["before"]
+    assert len(list(repo.catalog.live_manifests())) == 1
+
+
+# -- weights that are replaced on purpose -----------------------------------------------------------------------------
+
+
+def test_parameters_are_replaced_only_when_nothing_of_the_old_model_is_alive(
+    folder: Path, model_cache: Path, repo: Repository
+) -> None:
+    engine = load(folder, model_cache)
+    old, name = engine.fingerprint, "model.layers.1.mlp.up_proj.weight"
+    weight = dict(model_of(engine).named_parameters())[name].clone()
+    value: Continuation | None = engine.start(TOKENS)
+    expected = value.logits()  # type: ignore[union-attr]
+    value.commit(repo, "main")  # type: ignore[union-attr]
+    with pytest.raises(Conflict) as caught:
+        engine.load_parameters({name: weight * 2})
+    assert caught.value.code == "conflict.weights"
+    assert same_bits(value.logits(), expected)  # type: ignore[union-attr]
+    value = None
+    engine.load_parameters({name: weight * 2})
+    assert engine.fingerprint.state_id != old.state_id
+    with pytest.raises(Incompatible) as refused:
+        engine.checkout(repo, "main")
+    assert refused.value.data["field"] == "parameters"
+    assert not same_bits(engine.start(TOKENS).logits(), expected)
+    assert engine.start(TOKENS, repository=repo).receipt.tokens_restored == 0
+    engine.load_parameters({name: weight})
+    assert engine.fingerprint == old
+    assert same_bits(engine.checkout(repo, "main").logits(), expected)
+
+
+def test_a_live_session_too_keeps_the_parameters(folder: Path, model_cache: Path) -> None:
+    engine = load(folder, model_cache)
+    session = engine.decode_session()
+    session.step(3)
+    with pytest.raises(Conflict):
+        engine.load_parameters({})
+    session.close()
+    engine.load_parameters({})
+
+
+def test_parameters_that_do_not_fit_are_refused_whole(folder: Path, model_cache: Path) -> None:
+    engine = load(folder, model_cache)
+    good = "model.layers.0.mlp.up_proj.weight"
+    tensor = dict(model_of(engine).named_parameters())[good]
+    before = (engine.fingerprint, tensor.clone())
+    for bad in ({"nowhere": torch.zeros(3)}, {"model.norm.weight": torch.zeros(3)}):
+        with pytest.raises(InvalidInput) as caught:
+            engine.load_parameters({good: tensor * 2, **bad})
+        assert caught.value.code == "invalid_input.parameters"
+    assert torch.equal(tensor, before[1])
+    assert engine.fingerprint == before[0]
+    engine.start([3, 4, 5])
+
+
+# -- the handle -------------------------------------------------------------------------------------------------------
+
+
+def test_continuations_and_sessions_outlive_the_handle(folder: Path, model_cache: Path, repo: Repository) -> None:
+    engine = load(folder, model_cache)
+    value, session = engine.start(some_tokens(30)), engine.decode_session()
+    expected = value.generate(4).tokens
+    engine.close()
+    engine.close()
+    assert value.generate(4).tokens == expected
+    assert session.step(3).shape == (320,)
+    value.commit(repo, "main")
+    for attempt in (
+        lambda: engine.start("x"),
+        lambda: engine.decode_session(),
+        lambda: engine.checkout(repo, "main"),
+        lambda: engine.stats(),
+        lambda: engine.fingerprint,
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            attempt()
+        assert caught.value.code == "invalid_input.closed"
+
+
+# -- the cache of digests ---------------------------------------------------------------------------------------------
+
+
+def test_weights_are_hashed_once_and_again_when_their_file_is_rewritten(folder: Path, tmp_path: Path) -> None:
+    def notes(dtype: str = "float32") -> list[str]:
+        said: list[str] = []
+        load(folder, tmp_path / "cache", dtype=dtype, note=said.append)
+        return [text for text in said if text.startswith("hashing")]
+
+    assert len(notes()) == 1
+    assert notes() == []
+    assert len(notes("bfloat16")) == 1
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    assert len(notes()) == 1
+    perturb_weight(folder)
+    assert len(notes()) == 1
+    assert notes() == []
+
+
+def test_a_cached_digest_is_the_digest(folder: Path, tmp_path: Path) -> None:
+    fresh, cached = load(folder, tmp_path / "a"), load(folder, tmp_path / "a")
+    assert fresh.fingerprint == cached.fingerprint == load(folder, tmp_path / "b").fingerprint
+
+
+def test_a_torn_cache_file_is_a_miss(folder: Path, tmp_path: Path) -> None:
+    expected = load(folder, tmp_path / "cache").fingerprint
+    for path in (tmp_path / "cache" / "digests").iterdir():
+        path.write_text("b3:torn")
+    assert load(folder, tmp_path / "cache").fingerprint == expected
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert load(folder, tmp_path / "cache").start([3, 4]).position == 1
