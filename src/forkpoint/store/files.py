@@ -18,7 +18,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, final
 
-import numpy as np
 from blake3 import blake3
 
 from forkpoint.ids import Bytes, ObjectId, ObjectKind
@@ -156,6 +155,8 @@ def map_view(fd: int, start: int, stop: int) -> memoryview:
     thousand live views would reach the usual limit of open files. Here it owns anonymous address space, over which the file
     is mapped. Neither MAP_POPULATE nor MADV_WILLNEED is used: copying 5.9 MB out took the same time or longer with them.
     """
+    import numpy as np  # a tenth of a second that commands which read no object do not pay
+
     first = start - start % mmap.ALLOCATIONGRANULARITY
     space = mmap.mmap(-1, stop - first, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     address = int(np.frombuffer(space, dtype=np.uint8).ctypes.data)
