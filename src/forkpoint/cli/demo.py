@@ -65,7 +65,11 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the repository in this new folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the main job on a real model: commit, fork, kill -9 in mid-sentence, resume, compare bit for bit."""
+    """Show the main job on a real model.
+
+    Commit, fork, kill -9 in mid-sentence, resume, compare bit for bit. JSON: same_logits, same_tokens, timings,
+    tokens_before_kill, tokens_resumed.
+    """
     with tempfile.TemporaryDirectory(prefix="forkpoint-demo-") as scratch:
         folder = keep or Path(scratch) / "demo"
         folder.mkdir(parents=True, exist_ok=True)

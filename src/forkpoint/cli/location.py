@@ -16,11 +16,19 @@ RepositoryPath: TypeAlias = Annotated[
 ]
 
 
-def open_repository(path: Path | None) -> Repository:
-    """Open the repository that a command works on. Raises NotFound ``not_found.repository``."""
+def find_repository(path: Path | None) -> Path:
+    """The folder of the repository that a command works on. Raises NotFound ``not_found.repository``."""
     from forkpoint.config import Config
-    from forkpoint.repo.repository import Repository
+    from forkpoint.repo import layout
 
     if path is not None:
-        return Repository.open(path)
-    return Repository.discover(Config.from_environment().repository_dir or Path.cwd())
+        layout.read_settings(layout.Layout.at(path))
+        return path
+    return layout.discover(Config.from_environment().repository_dir or Path.cwd()).folder
+
+
+def open_repository(path: Path | None) -> Repository:
+    """Open the repository that a command works on. Raises NotFound ``not_found.repository``."""
+    from forkpoint.repo.repository import Repository
+
+    return Repository.open(find_repository(path))

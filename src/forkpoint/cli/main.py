@@ -1,30 +1,35 @@
 """The ``forkpoint`` command: thin commands over repositories and language models.
 
-Commands import what they need when they run, so that ``forkpoint log`` pays for no model.
+Commands import what they need when they run, so that ``forkpoint log`` pays for no model, and ``forkpoint --help`` for no SQL.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
+from typer.exceptions import TyperException
 
 from forkpoint import __version__
-from forkpoint.cli import demo, models
-from forkpoint.cli.output import print_error
-from forkpoint.errors import Error
+from forkpoint.cli import demo, exchange, history, maintenance, models, objects, refs, repositories
+from forkpoint.cli.output import print_error, print_failure
+from forkpoint.errors import EXIT_CODES, Error, InvalidInput
 
 app = typer.Typer(
     name="forkpoint",
     help="Durable, forkable continuations: commit, branch, verify and exactly resume the state behind a computation.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-models.register(app)
-demo.register(app)
+for _module in (repositories, refs, history, exchange, objects, maintenance, models, demo):
+    _module.register(app)
+
+_INTERRUPTED: Final = 130
 
 
 def _show_version(is_asked: bool) -> None:
@@ -42,19 +47,45 @@ def _root(
     """Holds the options that every command shares."""
 
 
-def main() -> None:
-    """Run the command line; exits with a code from ``forkpoint.errors.EXIT_CODES``."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code: 0, 130 for an interrupt, or one of ``forkpoint.errors.EXIT_CODES``."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app()
-    except Error as error:
-        sys.exit(print_error(error, as_json="--json" in sys.argv))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        exit_code = _run(given)
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has gone; nothing is wrong here.
+        # The reader (head, a pager) has gone; nothing is wrong here. Python flushes once more at the end: to nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 0
+    return exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    """What typer does in its standalone mode, with our own words and codes for what goes wrong."""
+    as_json = "--json" in arguments
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("forkpoint", arguments.copy() or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as ending:
+        return ending.exit_code
+    except Error as error:
+        return print_error(error, as_json=as_json)
+    except TyperException as refusal:
+        return _refused(refusal, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    return 0
+
+
+def _refused(refusal: TyperException, as_json: bool) -> int:
+    """A command line that cannot be understood."""
+    exit_code = EXIT_CODES[InvalidInput.family]
+    context = getattr(refusal, "ctx", None)
+    where = "forkpoint" if context is None else context.command_path
+    message = f"{refusal.format_message().rstrip('.')}; see {where} --help"
+    return print_failure("invalid_input.usage", message, {}, exit_code, as_json=as_json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

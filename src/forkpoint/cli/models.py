@@ -13,7 +13,7 @@ import typer
 
 from forkpoint.cli.location import RepositoryPath, open_repository
 from forkpoint.cli.output import AsJson, note, print_json, progress_bar
-from forkpoint.errors import InvalidInput, NotFound
+from forkpoint.errors import Conflict, InvalidInput, NotFound
 from forkpoint.ids import short
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def run(
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 discourages tokens of the history.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     seed: Seed = None,
-    commit_every: Annotated[int, typer.Option(help="Commit after every so many tokens; 0 is at the end only.")] = 0,
+    commit_every: Annotated[
+        int, typer.Option(min=0, help="Commit after every so many tokens; 0 is at the end only.")
+    ] = 0,
     message: Annotated[str, typer.Option("--message", "-m", help="Message of the commit.")] = "",
     dtype: Dtype = "bfloat16",
     threads: Threads = None,
@@ -63,21 +65,23 @@ def run(
     repo: RepositoryPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start or continue a branch, streaming what the model writes. Without --branch nothing is kept.
+    """Start or continue a branch, streaming the text.
 
-    A branch goes on with the sampling it was committed with; options given here override it.
+    Without --branch nothing is kept.
+
+    A branch goes on with the sampling it was committed with; options given here override it. Ctrl-C ends the text, and
+    commits what there is. JSON: branch, id, position, receipt, text, tokens (those generated).
     """
     if prompt is None and branch is None and from_name is None:
-        raise InvalidInput("there is nothing to run: give --prompt, --branch or --from", code="prompt")
-    if prompt is None and not sys.stdin.isatty() and branch is None and from_name is None:
-        prompt = sys.stdin.read()
+        prompt = _piped_prompt()
     options = _given(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
         stop=tuple(stop) if stop else None, seed=seed,
     )  # fmt: skip
     with _opened(repo, is_needed=branch is not None or from_name is not None) as repository:
+        start = _starting_name(repository, branch, from_name, prompt)
         engine = _load(model, dtype, threads, trust_remote_code)
-        base = _base(engine, repository, from_name or branch, prompt, options)
+        base = _base(engine, repository, start, prompt, options)
         _say_receipt(base, as_json)
         value, text = _generate(
             base,
@@ -108,11 +112,21 @@ def chat(
     repo: RepositoryPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Talk to a model; with --branch every turn is committed, and the conversation goes on where it stood, after any crash."""
+    """Talk to a model.
+
+    With --branch every turn is committed, and the conversation goes on where it stood, after any crash.
+
+    --system counts when a conversation begins. JSON, an object for each answer: id, messages, receipt.
+    """
     options = _given(temperature=temperature, seed=seed)
     with _opened(repo, is_needed=branch is not None) as repository:
+        start = _starting_name(repository, branch, None, "")
         engine = _load(model, dtype, threads, trust_remote_code)
-        value = _find_branch(engine, repository, branch)
+        value = None if start is None else _checkout(engine, repository, start)
+        if value is not None and not value.messages:
+            raise InvalidInput(
+                f"{branch} is no conversation; go on with it by forkpoint run", code="chat", branch=branch
+            )
         opening = [{"role": "system", "content": system}] if system and value is None else []
         for content in [prompt] if prompt is not None else _typed_lines():
             value = _ask(engine, value, opening, content, options)
@@ -140,12 +154,14 @@ def score(
     repo: RepositoryPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Log-probability of whole texts from one state, which is not touched."""
+    """Rank whole texts by their log-probability.
+
+    The state that they are scored from is not touched. JSON: scores (text, logprob, tokens), best first."""
     if (prompt is None) == (name is None):
         raise InvalidInput("give exactly one of --prompt and --name", code="prompt")
     with _opened(repo, is_needed=name is not None) as repository:
         engine = _load(model, dtype, threads, trust_remote_code)
-        base = _base(engine, repository, name, None if name else prompt, {})
+        base = _base(engine, repository, name, prompt, {})
         scores = base.score(
             candidates, end="count" if count_end else "ignore", normalise="tokens" if per_token else "none"
         )
@@ -188,15 +204,48 @@ def _load(model: str, dtype: str, threads: int | None, trust_remote_code: bool) 
     return TransformersEngine.load(model, dtype=dtype, threads=threads, trust_remote_code=trust_remote_code, note=note)
 
 
-def _find_branch(engine: TransformersEngine, repository: Repository | None, branch: str | None) -> Continuation | None:
-    if repository is None or branch is None:
+def _piped_prompt() -> str:
+    """What is piped in. Raises InvalidInput ``invalid_input.prompt`` when that is nothing, or a person at a terminal."""
+    prompt = "" if sys.stdin.isatty() else sys.stdin.read()
+    if not prompt:
+        raise InvalidInput(
+            "there is nothing to run: give --prompt, --branch or --from, or pipe a text in", code="prompt"
+        )
+    return prompt
+
+
+def _starting_name(
+    repository: Repository | None, branch: str | None, from_name: str | None, prompt: str | None
+) -> str | None:
+    """What to start from; None for a new beginning. All that can be refused is refused here, before a model is loaded.
+
+    Raises:
+        NotFound: ``not_found.name`` for an unknown --from, or an unknown branch and no prompt to begin it with.
+        Conflict: ``conflict.ref`` when the branch holds something that does not lead to --from.
+    """
+    from forkpoint.repo.names import branch_ref
+
+    if repository is None:
         return None
-    try:
-        repository.resolve(branch)
-    except NotFound:
-        return None
+    ref = None if branch is None else branch_ref(branch)
+    row = None if ref is None else repository.catalog.find_ref(ref)
+    if from_name is not None:
+        start = repository.resolve(from_name)
+        if row is not None and row.target is not None and not repository.catalog.is_ancestor(row.target, start):
+            raise Conflict(
+                f"{branch} is at {short(row.target)}, which {from_name} does not continue; choose another --branch",
+                code="ref", ref=ref, tip=row.target, new=start,
+            )  # fmt: skip
+        return start
+    if row is None and prompt is None:
+        raise NotFound(f"there is no {branch!r} to go on with; give --prompt to start it", code="name", name=branch)
+    return None if row is None else ref
+
+
+def _checkout(engine: TransformersEngine, repository: Repository | None, name: str) -> Continuation:
+    assert repository is not None
     with progress_bar("restoring", "chunks") as progress:
-        return engine.checkout(repository, branch, progress=progress)
+        return engine.checkout(repository, name, progress=progress)
 
 
 def _base(
@@ -206,9 +255,7 @@ def _base(
     prompt: str | None,
     options: SamplingOptions,
 ) -> Continuation:
-    found = _find_branch(engine, repository, name)
-    if found is None and prompt is None:
-        raise NotFound(f"there is no {name!r} to go on with; give --prompt to start it", code="name", name=name)
+    found = None if name is None else _checkout(engine, repository, name)
     with progress_bar("reading", "tokens") as progress:
         if found is None:
             return engine.start(prompt or "", sampling=_sampling(options), repository=repository, progress=progress)
@@ -228,19 +275,25 @@ def _generate(
     value, pieces = base, []
     if repository is not None and branch is not None and commit_every:
         value.commit(repository, branch, message=message)
-    for number, item in enumerate(base.stream(max_tokens), start=1):
-        value = item.continuation
-        pieces.append(item.text)
-        if out is not None:
-            print(item.text, end="", flush=True, file=out)
-        if commit_every and number % commit_every == 0 and repository is not None and branch is not None:
-            value.commit(repository, branch, message=message)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        for number, item in enumerate(base.stream(max_tokens), start=1):
+            value = item.continuation
+            pieces.append(item.text)
+            if out is not None:
+                print(item.text, end="", flush=True, file=out)
+            if commit_every and number % commit_every == 0 and repository is not None and branch is not None:
+                value.commit(repository, branch, message=message)
+    except KeyboardInterrupt as error:
+        interrupted = error
     if out is not None:
         print(file=out)
     if repository is not None and branch is not None:
         published = value.commit(repository, branch, message=message)
         if out is not None:
             note(f"{branch} is at {short(published.manifest_id)}, position {value.position}")
+    if interrupted is not None:
+        raise interrupted
     return value, "".join(pieces)
 
 
@@ -256,7 +309,8 @@ def _ask(
             return engine.chat(
                 [*opening, {"role": "user", "content": content}], sampling=_sampling(options), progress=progress
             )
-        return value.with_sampling(replace(value.sampling, **options)).say(content, progress=progress)
+        changed = value.with_sampling(replace(value.sampling, **options)) if options else value
+        return changed.say(content, progress=progress)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -1,22 +1,26 @@
-"""How commands speak: text for people, one JSON object with ``--json``, errors on stderr with an exit code from one table."""
+"""How commands speak: text for people, one JSON object with ``--json``, errors on stderr with an exit code from one table.
+
+Plain lines are printed as they are; ``rich`` is imported for a progress bar on a terminal and for nothing else.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
 from forkpoint.errors import EXIT_CODES, Error
 
-if TYPE_CHECKING:
-    from forkpoint.llm.engines.base import PrefillProgress
-
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-_INTERRUPTED: Final = 130
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -26,13 +30,15 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 def print_error(error: Error, *, as_json: bool) -> int:
     """Say what failed and what to do; returns the exit code."""
-    exit_code = EXIT_CODES[error.family]
+    return print_failure(error.code, error.message, error.data, EXIT_CODES[error.family], as_json=as_json)
+
+
+def print_failure(code: str, message: str, data: Mapping[str, Any], exit_code: int, *, as_json: bool) -> int:
+    """An error as every command shows it: a line on stderr, or one JSON object on stdout. Returns the exit code."""
     if as_json:
-        print_json(
-            {"error": {"code": error.code, "data": error.data, "message": error.message}, "exit_code": exit_code}
-        )
+        print_json({"error": {"code": code, "data": data, "message": message}, "exit_code": exit_code})
     else:
-        print(f"forkpoint: {error.message} [{error.code}]", file=sys.stderr)
+        print(f"forkpoint: {message} [{code}]", file=sys.stderr)
     return exit_code
 
 
@@ -41,18 +47,48 @@ def note(text: str) -> None:
     print(f"forkpoint: {text}", file=sys.stderr)
 
 
+def shown_bytes(num_bytes: int) -> str:
+    """A size for people: ``812 B``, ``3.4 MiB``."""
+    size, unit = float(num_bytes), 0
+    while size >= 1023.95 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
+
+
+def shown_time(at_us: int) -> str:
+    """A time of the catalog (microseconds UTC) in local ISO form, to the second."""
+    return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec="seconds")
+
+
+def counted(count: int, what: str) -> str:
+    """``1 chunk``, ``1,204 chunks``, ``2 branches``."""
+    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{ending}"
+
+
+def indented(text: str, prefix: str = "    ") -> str:
+    """``text`` with ``prefix`` before each line; control characters but tabs and line breaks are written out."""
+    return "\n".join(prefix + printable(line) for line in text.split("\n"))
+
+
+def printable(line: str) -> str:
+    """A line that does nothing to a terminal: stored text may hold escape sequences."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() or each == "\t" else repr(each)[1:-1] for each in line)
+
+
 @contextmanager
-def progress_bar(what: str, unit: str) -> Iterator[PrefillProgress]:
-    """A progress bar on stderr, shown only on a terminal and only for work of more than one step."""
+def progress_bar(what: str, unit: str) -> Iterator[Progress]:
+    """A progress bar on stderr, shown only on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update
+        yield lambda done, total: bar.update(task, completed=done, total=total)
