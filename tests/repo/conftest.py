@@ -9,6 +9,6 @@ from forkpoint.repo.repository import Repository
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Iterator[Repository]:
-    with Repository.create(tmp_path, who="tester") as repository:
+def repo(memory_path: Path) -> Iterator[Repository]:
+    with Repository.create(memory_path, who="tester") as repository:
         yield repository

@@ -170,17 +170,17 @@ STEPS: list[tuple[Step, int, Moment]] = [
 @pytest.mark.parametrize(("step", "nth", "moment"), STEPS)
 @pytest.mark.parametrize("num_collected", ["doomed", "deleted"])
 def test_collection_at_any_step_of_a_publication_loses_nothing(
-    tmp_path: Path, step: Step, nth: int, moment: Moment, num_collected: str
+    memory_path: Path, step: Step, nth: int, moment: Moment, num_collected: str
 ) -> None:
     """The draft shares two chunks with a manifest that nothing keeps: they are relied on, not put, and then collected."""
-    with Repository.create(tmp_path) as other:
+    with Repository.create(memory_path) as other:
         other.publish(draft_of([5, 6, 7]), branch="main")
         abandoned_prefix = other.publish(draft_of(TOKENS)).manifest_id
 
         def collect() -> None:
             other.collect() if num_collected == "deleted" else gc.doom_garbage(other._backing, None)
 
-        with open_beside(tmp_path, Fault(step=step, nth=nth, moment=moment, effect=collect)) as repo:
+        with open_beside(memory_path, Fault(step=step, nth=nth, moment=moment, effect=collect)) as repo:
             published = repo.publish(draft_of(LONGER, parent=abandoned_prefix), branch="side")
         gc.delete_doomed(other._backing)
         assert_whole(other, "side", "main")
@@ -194,30 +194,30 @@ GC_STEPS: list[tuple[Step, int, Moment]] = [("scan", n, moment) for n in range(1
 
 @pytest.mark.parametrize(("step", "nth", "moment"), GC_STEPS)
 def test_a_publication_at_any_step_of_a_collection_is_kept(
-    tmp_path: Path, step: Step, nth: int, moment: Moment
+    memory_path: Path, step: Step, nth: int, moment: Moment
 ) -> None:
-    with Repository.create(tmp_path) as other:
+    with Repository.create(memory_path) as other:
         other.publish(draft_of(TOKENS))  # garbage that the publication shares chunks with
 
         def publish() -> None:
             other.publish(draft_of(LONGER), branch="main")
 
-        with open_beside(tmp_path, Fault(step=step, nth=nth, moment=moment, effect=publish)) as repo:
+        with open_beside(memory_path, Fault(step=step, nth=nth, moment=moment, effect=publish)) as repo:
             repo.collect()
         assert_whole(other, "main")
 
 
-def test_a_publication_between_dooming_and_deletion_is_kept(tmp_path: Path) -> None:
+def test_a_publication_between_dooming_and_deletion_is_kept(memory_path: Path) -> None:
     publishers: list[Callable[[Repository], object]] = [
         lambda repo: repo.publish(draft_of(LONGER), branch="main"),
         lambda repo: repo.publish(draft_of(TOKENS), branch="main"),
         lambda repo: repo.commit_bundle(bundle, branch="main"),
     ]
-    with Repository.create(tmp_path / "origin") as origin:
+    with Repository.create(memory_path / "origin") as origin:
         origin.publish(draft_of(TOKENS), branch="main")
         bundle = b"".join(origin.export_bundle("main"))
     for index, publish in enumerate(publishers):
-        with Repository.create(tmp_path / str(index)) as repo:
+        with Repository.create(memory_path / str(index)) as repo:
             repo.publish(draft_of(TOKENS))
             gc.doom_garbage(repo._backing, None)
             publish(repo)
