@@ -2,7 +2,7 @@
 
 FORKPOINT_DIR         the folder that holds the repository (or one below it); default: found from the current folder upwards
 FORKPOINT_WHO         the name that ref moves are recorded under; default: user@host
-FORKPOINT_CACHE_DIR   compiled kernels, digests of model files; default: forkpoint in the XDG cache folder
+FORKPOINT_CACHE_DIR   dequantised models, digests of model files; default: forkpoint in the XDG cache folder
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The catalog knows ids, sizes and names; it holds no floats and no bytes of state, and never asks the store. Its invariant:
 every change that matters is a fact stamped with the number of one transaction, and transactions happen one after another.
 
-    catalog = Catalog.create("sqlite:////path/catalog.sqlite")
+    catalog = Catalog.create("sqlite:////path/catalog.db")
     with catalog.transaction(reason="commit main") as tx:
         tx.add_manifest(row)
         tx.set_ref("refs/heads/main", target=row.manifest_id, move=move)

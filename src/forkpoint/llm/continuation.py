@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Literal, final, overload
 
 import numpy as np
 
@@ -181,8 +181,9 @@ class Continuation:
         sampling, value = sampling or self.sampling, self
         for item in run(self._runtime, self._cursor, sampling, max_tokens):
             if isinstance(item, GeneratedToken) or item.text:
-                value = value._after(item.cursor, "generate", None, computed=0, sampling=sampling)
                 choice, logits = (item.choice, item.logits) if isinstance(item, GeneratedToken) else (None, None)
+                computed = 0 if choice is None else 1
+                value = value._after(item.cursor, "generate", None, computed=computed, sampling=sampling)
                 yield StreamedToken(choice=choice, text=item.text, logits=logits, continuation=value)
 
     def logits(self) -> Logits:
@@ -207,6 +208,10 @@ class Continuation:
         candidates = [self._runtime.codec.encode(text) if isinstance(text, str) else list(text) for text in texts]
         return score_alternatives(self._runtime, self._cursor, candidates, end=end, normalise=normalise)
 
+    @overload
+    def fork(self) -> Continuation: ...
+    @overload
+    def fork(self, count: int) -> list[Continuation]: ...
     def fork(self, count: int | None = None) -> Continuation | list[Continuation]:
         """A plain fork keeps the random stream and so repeats exactly; ``fork(n)`` gives n values on streams 0 .. n-1. Copies nothing."""
         if count is None:

@@ -15,7 +15,7 @@ from forkpoint.llm.capture import chunk_slab, tokens_slab
 from forkpoint.llm.engines.base import PrefillProgress, Runtime, no_progress
 from forkpoint.llm.resident.base import GroupSpec, Restoration, State
 from forkpoint.state.chunk import Chunk
-from forkpoint.state.fingerprint import check_execution, check_state
+from forkpoint.state.fingerprint import check_execution, check_state, differences
 from forkpoint.state.manifest import ChunkRef, Group, Manifest
 
 _THREADS: Final = 2
@@ -56,10 +56,13 @@ def check_fits(
     check_state(runtime.fingerprint, manifest.fingerprint)
     try:
         check_execution(runtime.fingerprint, manifest.fingerprint)
-    except Incompatible as error:
+    except Incompatible:
         if not allow_execution_difference:
             raise
-        return "bytes", (f"restored across an execution difference: {error.data['field']}",)
+        return "bytes", tuple(
+            f"restored across an execution difference in {each}"
+            for each in differences(runtime.fingerprint.execution, manifest.fingerprint.execution)
+        )
     return runtime.exactness.claim, ()
 
 

@@ -21,6 +21,8 @@ LAYOUT_VERSION: Final = 1
 
 KERNEL: Final = "torch-sdpa-contiguous.1"
 
+_VECTOR_UNITS: Final = ("amx", "avx", "f16c", "fma", "neon", "sve")
+
 _NOT_STATE: Final = {
     "_name_or_path", "_attn_implementation", "_attn_implementation_internal", "transformers_version", "dtype", "torch_dtype",
     "use_cache", "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id", "problem_type",
@@ -51,7 +53,7 @@ def execution_record(device: torch.device, *, threads: int | None, rows: Record,
         "compile": "none",
         "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
         "engine": "forkpoint.transformers",
-        "instruction_set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "instruction_set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}: {_vector_units()}",
         "kernel": KERNEL,
         "libraries": {
             "numpy": np.__version__,
@@ -62,6 +64,12 @@ def execution_record(device: torch.device, *, threads: int | None, rows: Record,
         "rows": rows,
         "threads": threads,
     }
+
+
+def _vector_units() -> str:
+    """The processor's vector and matrix instructions, by which libraries choose their code paths."""
+    found = torch.cpu.get_capabilities()
+    return " ".join(sorted(name for name, has in found.items() if has is True and name.startswith(_VECTOR_UNITS)))
 
 
 def _canonical(value: object) -> Value:
