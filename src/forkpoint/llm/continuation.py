@@ -77,8 +77,8 @@ class Continuation:
         """Parameters, seed and stream with which it goes on."""
         self.receipt = receipt
         """How this value came to be."""
-        self.messages = messages
-        """The conversation, if it is one."""
+        self.messages: tuple[Message, ...] = tuple(dict(message) for message in messages)
+        """The conversation, if it is one; the value's own copy."""
         self.completion = completion
         """What ``generate`` produced, if this value came from it."""
 
