@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -112,7 +113,19 @@ def _read(file: str) -> bytes:
 
 
 def _write(path: Path, parts: Iterator[Bytes]) -> int:
-    """Write a file whole or not at all; returns its size."""
+    """Write a file whole or not at all, or a device as it comes; returns the number of bytes."""
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as device:
+                return sum(device.write(part) for part in parts)
+        return _write_whole(path, parts)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise CapacityExceeded(f"no space is left for {path}; free some", code="disk", path=str(path)) from error
+        raise Unavailable(f"cannot write {path}: {error.strerror}", code="file", path=str(path)) from error
+
+
+def _write_whole(path: Path, parts: Iterator[Bytes]) -> int:
     draft = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         with draft.open("xb") as out:
@@ -120,9 +133,8 @@ def _write(path: Path, parts: Iterator[Bytes]) -> int:
             out.flush()
             os.fsync(out.fileno())
         draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        if error.errno == errno.ENOSPC:
-            raise CapacityExceeded(f"no space is left for {path}; free some", code="disk", path=str(path)) from error
-        raise Unavailable(f"cannot write {path}: {error.strerror}", code="file", path=str(path)) from error
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
     return num_bytes

@@ -37,8 +37,7 @@ class Graph:
         lines = [self._open(column, count) for count in range(1, len(waiting))]
         self._columns[column : column + 1] = waiting
         if not waiting and column < len(self._columns):
-            lines.append("| " * column + "  " + "/ " * (len(self._columns) - column))
-            lines[-1] = lines[-1][:-1].replace("  /", " /", 1)
+            lines.append("| " * column + " /" * (len(self._columns) - column))
         while (joined := self._join()) is not None:
             lines.append(joined)
         return [line.rstrip() for line in lines]

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+from tests.cli.runner import command, run, run_json, run_process, start
+from tests.cli.stories import Story
+
+from forkpoint.cli import main as main_module
+from forkpoint.cli import repositories
+from forkpoint.cli.output import counted, printable, shown_bytes
+from forkpoint.errors import EXIT_CODES, Error
+
+
+def test_without_arguments_and_with_help_the_commands_are_listed() -> None:
+    told = run()
+    assert told == run("--help") == run("-h")
+    assert told.code == 0
+    for name in ("init", "log", "checkout", "fork", "fsck", "run", "demo"):
+        assert f"  {name} " in told.out
+    assert "demo-worker" not in told.out
+
+
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    assert not [line for line in run("--help").lines if line.endswith("...") and not line.startswith("Usage")]
+
+
+COMMANDS = typer.main.get_command(main_module.app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [name for name, each in COMMANDS.items() if not each.hidden])
+def test_every_command_has_help_and_says_what_its_json_holds(name: str) -> None:
+    told = run(name, "--help")
+    assert told.code == 0
+    assert "--json" in told.out
+    assert "JSON" in told.out.partition("Options:")[0]
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").out == "forkpoint 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("lgo",), "No such command 'lgo'"),
+        (("log", "--nope"), "No such option"),
+        (("log", "-n", "many"), "many"),
+        (("show", "a", "b"), "b"),
+        (("fork",), "NAME"),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood_exits_with_2(arguments: tuple[str, ...], words: str) -> None:
+    told = run(*arguments)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith("forkpoint: ")
+    assert words.lower() in told.err.lower()
+    assert "--help [invalid_input.usage]" in told.err
+    record = run_json(*arguments, code=2)
+    assert record["error"]["code"] == "invalid_input.usage"
+
+
+@pytest.mark.parametrize("family", Error.__subclasses__(), ids=lambda family: family.family)
+def test_every_error_family_has_its_exit_code(family: type[Error], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: object) -> None:
+        raise family("it failed; do this", code="test", field="x", have=None)
+
+    monkeypatch.setattr(repositories, "open_repository", fail)
+    told = run("status")
+    want = EXIT_CODES[family.family]
+    assert (told.code, told.out, told.err) == (want, "", f"forkpoint: it failed; do this [{family.family}.test]\n")
+    assert run_json("status", code=want) == {
+        "error": {
+            "code": f"{family.family}.test",
+            "data": {"field": "x", "have": None},
+            "message": "it failed; do this",
+        },
+        "exit_code": want,
+    }
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repositories, "open_repository", interrupt)
+    assert run("status").code == 130
+
+
+def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(repositories, "open_repository", fail)
+    with pytest.raises(ZeroDivisionError):
+        run("status")
+
+
+def test_processes_end_with_the_same_codes(story: Story) -> None:
+    assert run_process("status").code == 0
+    missing = run_process("show", "nothing")
+    assert (missing.code, missing.out) == (3, "")
+    assert "Traceback" not in missing.err
+    assert run_process("lgo").code == 2
+    assert json.loads(run_process("show", "nothing", "--json").out)["exit_code"] == 3
+
+
+def test_a_reader_that_goes_away_is_no_error(story: Story) -> None:
+    for arguments in (("log", "--all"), ("status",), ("show", "--json"), ("snapshot", "main", "-")):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with start(*arguments, stdout=writer) as process:
+            os.close(writer)
+            assert process.stderr is not None
+            said = process.stderr.read()
+        assert (process.returncode, said) == (0, ""), arguments
+
+
+def test_a_long_log_piped_to_head_ends_quietly(story: Story) -> None:
+    line, environment = command(["log", "--all", "--json"])
+    piped = f"{' '.join(line)} | head -c 5"
+    done = subprocess.run(["bash", "-c", piped], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('{"ent', "")
+
+
+def test_plain_commands_import_no_model_no_numpy_and_no_rich(story: Story) -> None:
+    for arguments in (["log"], ["branch"], ["reflog", "main"], ["--help"], ["gc", "--dry-run"]):
+        loaded = _modules_after(arguments)
+        unwanted = {"torch", "transformers", "numpy", "rich", "alembic", "tokenizers", "pydantic"}
+        assert not loaded & unwanted, arguments
+    assert "sqlalchemy" not in _modules_after(["--help"])
+    assert not _modules_after(["show"]) & {"torch", "transformers", "rich", "alembic"}
+
+
+def test_sizes_and_counts_are_written_for_people() -> None:
+    assert [shown_bytes(size) for size in (0, 1023, 1024, 1536, 1 << 20, 1048000, 5 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1023.4 KiB", "5.0 TiB",
+    ]  # fmt: skip
+    assert [counted(1, "branch"), counted(2, "branch"), counted(0, "token"), counted(1200, "chunk")] == [
+        "1 branch", "2 branches", "0 tokens", "1,200 chunks",
+    ]  # fmt: skip
+    assert printable("naïve\ttab 日本 \x1b[0m\r") == "naïve\ttab 日本 \\x1b[0m\\r"
+
+
+def test_sigint_ends_a_waiting_command_with_130(tmp_path: Path) -> None:
+    run("init", tmp_path)
+    with start("commit", "-", "-C", tmp_path, stdin=subprocess.PIPE) as process:
+        _wait_until_reading(process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+
+
+def _wait_until_reading(process: subprocess.Popen[str]) -> None:
+    """Until the command has its repository open: then it is about to read, and does nothing else."""
+    for _ in range(600):
+        names = _open_files(process.pid)
+        if any(name.endswith("/lock") for name in names):
+            time.sleep(0.3)
+            return
+        time.sleep(0.05)
+    pytest.fail("the command never opened its repository")
+
+
+def _open_files(pid: int) -> list[str]:
+    names: list[str] = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            names.append(str(each.readlink()))
+    return names
+
+
+def _modules_after(arguments: list[str]) -> set[str]:
+    """The top-level modules that a process has loaded when a command ends."""
+    program = (
+        "import sys, json\nfrom forkpoint.cli.main import main\n"
+        f"code = main({arguments!r})\n"
+        "print(json.dumps(sorted({each.partition('.')[0] for each in sys.modules})), file=sys.stderr)\nsys.exit(code)"
+    )
+    _, environment = command([])
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stderr))
