@@ -259,6 +259,24 @@ def test_a_branch_that_is_elsewhere_is_a_conflict(engine: TransformersEngine, re
     assert caught.value.code == "conflict.ref"
 
 
+def test_what_is_checked_out_or_restored_is_the_same_value_with_the_same_id_and_parents(
+    engine: TransformersEngine, repo: Repository
+) -> None:
+    root = engine.start(some_tokens(30))
+    root.commit(repo, "main")
+    value = root.extend([3, 4])
+    value.commit(repo, "main")
+    for again in (engine.checkout(repo, "main"), engine.restore(value.snapshot())):
+        assert again.id == value.id
+        publication = again.commit(repo, "other")
+        assert (publication.manifest_id, publication.was_new) == (value.id, False)
+        assert again.id == value.id
+        assert again.snapshot() == value.snapshot()
+    after = engine.restore(value.snapshot()).extend([5])
+    after.commit(repo, "side")
+    assert repo.manifest(after.id).parents == (Parent(role="continues", manifest_id=root.id),)
+
+
 def test_committing_twice_writes_nothing_and_a_child_writes_only_what_is_new(
     engine: TransformersEngine, repo: Repository
 ) -> None:

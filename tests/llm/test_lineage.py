@@ -78,3 +78,15 @@ def test_in_any_tree_a_link_finds_its_nearest_committed_ancestor(
     while place is not None and place not in committed:
         place = above[place]
     assert links[which].parents() == (() if place is None else continues(place))
+
+
+def test_a_stored_value_keeps_its_parents_and_what_follows_a_snapshot_continues_them() -> None:
+    stored = continues(1)
+    checked_out = Lineage(committed=an_id(2), parents=stored)
+    assert checked_out.parents() == stored
+    assert checked_out.child().parents() == continues(2)
+    restored = Lineage(parents=stored)
+    assert restored.parents() == stored
+    assert restored.child().child().parents() == stored
+    restored.mark_committed(an_id(2))
+    assert restored.child().parents() == continues(2)

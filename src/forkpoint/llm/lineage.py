@@ -20,11 +20,18 @@ from forkpoint.state.manifest import Parent
 class Lineage:
     """One link of the chain of values. Links without a commit of their own are passed over."""
 
-    def __init__(self, parent: Lineage | None = None, committed: ManifestId | None = None) -> None:
+    def __init__(
+        self,
+        parent: Lineage | None = None,
+        *,
+        committed: ManifestId | None = None,
+        parents: tuple[Parent, ...] | None = None,
+    ) -> None:
+        """``committed`` is the id under which a repository holds the value; ``parents`` are those of a stored manifest, kept."""
         self._parent = parent
         self._committed = committed
         self._id = committed
-        self._parents: tuple[Parent, ...] | None = None
+        self._parents = parents
         self._lock = threading.Lock()
 
     def child(self) -> Lineage:
@@ -54,7 +61,12 @@ class Lineage:
     def _nearest(self) -> tuple[Parent, ...]:
         link = self._parent
         while link is not None:
+            above = (
+                link._parent
+            )  # read first: a commit in another thread names the link before it lets go of what is above
             if link._committed is not None:
                 return (Parent(role="continues", manifest_id=link._committed),)
-            link = link._parent
+            if above is None:
+                return link._parents or ()  # of a snapshot: its value was not committed here, what it continues was
+            link = above
         return ()

@@ -330,7 +330,7 @@ class TransformersEngine:
             cursor,
             sampling=boundary.sampling,
             receipt=receipt,
-            lineage=Lineage(committed=manifest_id if operation == "checkout" else None),
+            lineage=Lineage(committed=manifest_id if operation == "checkout" else None, parents=manifest.parents),
             is_trusted=is_own,
             messages=_messages(manifest),
         )
