@@ -71,3 +71,32 @@ def test_a_pass_in_another_thread_does_not_see_the_first_ones_rows(
     long = [engine.start(some_tokens(600, seed=seed)).id for seed in range(2)]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda seed: engine.start(some_tokens(600, seed=seed)).id, range(2))) == long
+
+
+def test_statistics_and_commits_beside_starts_and_forks_do_not_disturb_them(
+    engine: TransformersEngine, repo: Repository
+) -> None:
+    value = engine.start(some_tokens(1500))
+    expected = engine.start(some_tokens(1500)).extend([7]).id
+    is_over = threading.Event()
+
+    def watch() -> int:
+        num = 0
+        while not is_over.is_set():
+            num += engine.stats()["buffers"]
+        return num
+
+    def commit() -> None:
+        for number in range(6):
+            engine.start(some_tokens(600, seed=number)).commit(repo, f"branch{number}")
+            value.commit(repo, "main")
+
+    with ThreadPoolExecutor(3) as pool:
+        watching, committing = pool.submit(watch), pool.submit(commit)
+        try:
+            forks = [value.extend([7]) for _ in range(30)]
+            committing.result()
+        finally:
+            is_over.set()
+        assert watching.result() > 0
+    assert {fork.id for fork in forks} == {expected}

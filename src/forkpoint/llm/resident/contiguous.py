@@ -48,7 +48,8 @@ class _Buffer:
         for mine, theirs in zip((*self.keys, *self.values), (*source.keys, *source.values), strict=True):
             mine[:, :length].copy_(theirs[:, :length])
         full = length // CHUNK_TOKENS
-        self.chunk_refs = {place: ref for place, ref in source.chunk_refs.items() if place[1] < full}
+        known = tuple(source.chunk_refs.items())  # at once: a commit in another thread may be adding to them
+        self.chunk_refs = {place: ref for place, ref in known if place[1] < full}
         self.mark = length
 
 
@@ -146,7 +147,8 @@ class ContiguousStrategy:
 
     def num_resident_bytes(self) -> int:
         """Bytes of live buffers, room to grow included (untouched room costs address space only)."""
-        return sum(buffer.num_bytes for buffer in self._buffers)
+        with self._lock:
+            return sum(buffer.num_bytes for buffer in list(self._buffers))
 
     def num_buffers(self) -> int:
         """Live buffers."""
