@@ -68,7 +68,8 @@ def command(arguments: Sequence[str | Path]) -> tuple[list[str], dict[str, str]]
     source = str(Path(forkpoint.__file__).parents[1])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     line = [sys.executable, "-m", "forkpoint.cli.main", *map(str, arguments)]
-    return line, {**os.environ, "PYTHONPATH": path}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}  # as users have it
+    return line, {**environment, "PYTHONPATH": path}
 
 
 def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:

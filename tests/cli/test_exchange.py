@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.runner import command, run, run_json
-from tests.cli.stories import Story
+from tests.cli.runner import command, run, run_json, run_process
+from tests.cli.stories import SCENE, Story, written
 
 from forkpoint.repo.repository import Repository
 
@@ -98,6 +99,21 @@ def test_a_damaged_file_is_refused_and_nothing_is_advertised(story: Story, other
 def test_files_that_do_not_serve_are_said(story: Story, arguments: tuple[str, ...], code: int, error: str) -> None:
     record = run_json(*arguments, code=code)
     assert (record["error"]["code"], record["exit_code"]) == (error, code)
+
+
+def test_a_write_that_fails_half_way_leaves_no_half_file(story: Story, tmp_path: Path) -> None:
+    with Repository.open(story.folder) as repository:
+        repository.publish(written(SCENE, state_bytes=300_000, model="big"), branch="big")
+    limit = 200_000
+    told = run_process(
+        "snapshot",
+        "big",
+        tmp_path / "file",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert told.code == 8, told
+    assert "[unavailable.file]" in told.err
+    assert [each.name for each in tmp_path.iterdir()] == ["work"]
 
 
 def test_a_device_is_written_to_and_not_replaced(story: Story) -> None:

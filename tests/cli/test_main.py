@@ -53,7 +53,7 @@ def test_the_version_is_told() -> None:
     [
         (("lgo",), "No such command 'lgo'"),
         (("log", "--nope"), "No such option"),
-        (("log", "-n", "many"), "many"),
+        (("log", "-n", "many"), "--max-count"),
         (("show", "a", "b"), "b"),
         (("fork",), "NAME"),
     ],

@@ -58,8 +58,10 @@ def test_objects_as_json(story: Story) -> None:
 
 
 def test_a_branch_whose_name_reads_like_an_id_wins(story: Story) -> None:
-    run("branch", "beef", "storm")
-    assert run_json("cat-file", "beef")["object_id"] == story.storm
+    name = story.first[3:9]
+    assert run_json("cat-file", name)["object_id"] == story.first
+    run("branch", name, "storm")
+    assert run_json("cat-file", name)["object_id"] == story.storm
 
 
 @pytest.mark.parametrize(

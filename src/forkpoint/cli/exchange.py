@@ -133,7 +133,7 @@ def _write_whole(path: Path, parts: Iterator[Bytes]) -> int:
             out.flush()
             os.fsync(out.fileno())
         draft.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             draft.unlink()
         raise
