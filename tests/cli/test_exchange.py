@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import subprocess
 from pathlib import Path
@@ -116,8 +118,23 @@ def test_a_write_that_fails_half_way_leaves_no_half_file(story: Story, tmp_path:
     assert [each.name for each in tmp_path.iterdir()] == ["work"]
 
 
-def test_a_device_is_written_to_and_not_replaced(story: Story) -> None:
-    assert run("snapshot", "main", "/dev/null").code == 0
-    assert Path("/dev/null").is_char_device()
-    assert run_json("snapshot", "main", "/dev/full", code=7)["error"]["code"] == "capacity.disk"
-    assert run_json("snapshot", "main", "/dev/null/x", code=8)["error"]["code"] == "unavailable.file"
+def test_a_pipe_with_a_name_is_written_to_and_not_replaced(story: Story, tmp_path: Path) -> None:
+    fifo, copy = tmp_path / "fifo", tmp_path / "copy"
+    os.mkfifo(fifo)
+    with copy.open("wb") as out, subprocess.Popen(["cat", fifo], stdout=out) as reader:
+        record = run_json("snapshot", "main", fifo)
+        is_kept = fifo.is_fifo()
+        if not is_kept:
+            reader.kill()  # it would wait for ever
+    assert is_kept
+    assert copy.stat().st_size == record["num_bytes"] > 1000
+    assert run_json("commit", copy)["manifest_id"] == story.second
+
+
+def test_no_space_is_told_as_such(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("forkpoint.cli.exchange.os.fsync", fill)
+    assert run_json("snapshot", "main", tmp_path / "file", code=7)["error"]["code"] == "capacity.disk"
+    assert [each.name for each in tmp_path.iterdir()] == ["work"]
