@@ -45,6 +45,15 @@ def gpt2_config(**changes: object) -> Any:
     return AutoConfig.for_model("gpt2", **(fields | changes))
 
 
+def gemma4_config(**changes: object) -> Any:
+    """Layers of two shapes, so two state groups."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    return decoder_config(
+        "gemma4_text", num_hidden_layers=4, layer_types=kinds, sliding_window=32, global_head_dim=32,
+        hidden_size_per_layer_input=0, **changes,
+    )  # fmt: skip
+
+
 ARCHITECTURES: Final[dict[str, Callable[[], Any]]] = {
     "llama": lambda: decoder_config("llama"),
     "gpt2": gpt2_config,
@@ -58,6 +67,7 @@ ARCHITECTURES: Final[dict[str, Callable[[], Any]]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         attn_logit_softcapping=None,
     ),
+    "gemma4": lambda: gemma4_config(num_kv_shared_layers=0),
     "gpt_oss": lambda: decoder_config("gpt_oss", sliding_window=32, num_local_experts=4, num_experts_per_tok=2),
     "mixtral": lambda: decoder_config("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "opt": lambda: AutoConfig.for_model(

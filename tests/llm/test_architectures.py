@@ -10,7 +10,16 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from tests.llm.models import ARCHITECTURES, TEMPLATE, decoder_config, load, make_tokenizer, save_model, some_tokens
+from tests.llm.models import (
+    ARCHITECTURES,
+    TEMPLATE,
+    decoder_config,
+    gemma4_config,
+    load,
+    make_tokenizer,
+    save_model,
+    some_tokens,
+)
 from transformers import AutoModelForCausalLM
 
 from forkpoint.errors import Incompatible, InvalidInput, NotFound, Unavailable
@@ -144,6 +153,12 @@ def test_a_model_whose_state_cannot_be_kept_exactly_is_refused_by_name(
         load(folder, model_cache)
     assert caught.value.code == "incompatible.architecture"
     assert names in caught.value.message
+
+
+def test_layers_that_read_the_keys_of_others_are_refused_by_name(tmp_path: Path, model_cache: Path) -> None:
+    folder = save_model(tmp_path / "shared", gemma4_config(num_kv_shared_layers=2))
+    with pytest.raises(Incompatible, match="layer 2 keeps its state in a DummyLayer"):
+        load(folder, model_cache)
 
 
 def test_pickled_weights_are_refused(tmp_path: Path, model_cache: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.llm.models import decoder_config, load, make_model, make_tokenizer, same_bits, some_tokens
 
 from forkpoint.llm import Continuation, Sampling, TransformersEngine
-from forkpoint.llm.sampling import log_softmax64
+from forkpoint.llm.sampling import choose, log_softmax64
 
 pytestmark = pytest.mark.model
 
@@ -233,3 +233,24 @@ def test_an_abandoned_stream_leaves_the_value_and_its_siblings_intact(engine: Tr
     next(stream)
     stream.close()
     assert value.generate(8).tokens == whole
+
+
+def test_each_choice_is_the_one_for_its_absolute_position_and_for_what_was_generated_so_far(
+    engines: object,
+) -> None:
+    """Also past a rollover: random numbers count from the first token ever, penalties see what the context holds."""
+    for name, count in (("llama", 20), ("gpt2", 90)):
+        prompt = some_tokens(30)
+        value = engines(name).start(prompt, sampling=BUSY)  # type: ignore[operator]
+        held, given = list(prompt), len(prompt)
+        for number, item in enumerate(item for item in value.stream(count) if item.choice is not None):
+            if name == "gpt2" and len(held) > 64:
+                given = max(0, given - (len(held) - 32))
+                held = held[-32:]
+            assert item.logits is not None
+            assert item.choice == choose(
+                item.logits, history=held, prompt_length=given, position=len(prompt) + number, sampling=BUSY
+            )
+            assert item.choice is not None
+            held.append(item.choice.token)
+            assert item.continuation.tokens == tuple(held)

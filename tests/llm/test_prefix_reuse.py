@@ -42,7 +42,7 @@ def test_a_prompt_that_differs_in_one_token_shares_only_the_chunks_before_it(
         assert engine.start(changed, repository=repo).receipt.tokens_restored == restored
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "deepseek_v3"])
 def test_models_of_every_kind_of_layer_reuse_prefixes(
     engines: Callable[..., TransformersEngine], repo: Repository, name: str
 ) -> None:

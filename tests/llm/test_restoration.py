@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,8 +179,6 @@ def test_chunks_of_another_shape_under_the_right_fingerprint_are_refused(
     value = engine.start(some_tokens(20))
     other = engines("qwen3", "bfloat16").start(some_tokens(20))
     mine, theirs = value._draft(), other._draft()
-    from dataclasses import replace
-
     repo.publish(replace(mine, groups=theirs.groups), branch="forged")
     before = stats(engine)
     with pytest.raises(Corrupt) as caught:
@@ -187,6 +186,42 @@ def test_chunks_of_another_shape_under_the_right_fingerprint_are_refused(
     assert caught.value.code == "corrupt.continuation"
     del caught  # its traceback holds what was being filled
     assert stats(engine) == before
+
+
+def test_groups_that_carry_other_tokens_than_each_other_are_refused(
+    engines: Callable[..., TransformersEngine], repo: Repository
+) -> None:
+    engine = engines("gemma4")
+    one, two = engine.start(some_tokens(20))._draft(), engine.start(some_tokens(20, seed=1))._draft()
+    assert len(one.groups) == 2
+    repo.publish(replace(one, groups=(one.groups[0], two.groups[1])), branch="mixed")
+    with pytest.raises(Corrupt) as caught:
+        engine.checkout(repo, "mixed")
+    assert "different token ids" in caught.value.message
+
+
+def test_groups_in_another_number_or_that_end_elsewhere_are_refused(
+    engines: Callable[..., TransformersEngine], repo: Repository
+) -> None:
+    engine = engines("gemma4")
+    one, longer = engine.start(some_tokens(20))._draft(), engine.start(some_tokens(300))._draft()
+    chunks = longer.groups[1].chunks
+    for number, groups in enumerate(
+        (
+            one.groups[:1],
+            (one.groups[0], longer.groups[1]),
+            (longer.groups[0], replace(longer.groups[1], chunks=chunks[::-1])),
+            (longer.groups[0], replace(longer.groups[1], chunks=chunks[:1] * 2)),
+            (longer.groups[0], replace(longer.groups[1], kind="boundary")),
+        )
+    ):
+        draft = one if number < 2 else longer
+        try:
+            published = repo.publish(replace(draft, groups=groups))
+        except Error:
+            continue  # refused already when it was to be published
+        with pytest.raises(Corrupt):
+            engine.checkout(repo, published.manifest_id)
 
 
 # -- another layout ---------------------------------------------------------------------------------------------------
@@ -244,8 +279,6 @@ def test_state_of_equal_size_and_another_layout_is_refused_before_a_chunk_is_rea
 def test_a_restore_across_an_execution_difference_is_opt_in_and_said(
     engine: TransformersEngine, repo: Repository
 ) -> None:
-    from dataclasses import replace
-
     value = engine.start(some_tokens(600))
     draft = value._draft()
     foreign = replace(draft.fingerprint, execution={**draft.fingerprint.execution, "kernel": "another.1"})
@@ -322,8 +355,6 @@ def test_a_failed_checkout_leaves_live_continuations_where_they_were(
 
 
 def test_a_boundary_that_lies_is_refused(engine: TransformersEngine, repo: Repository) -> None:
-    from dataclasses import replace
-
     draft = engine.start(some_tokens(20))._draft()
     for change in (
         {"position": 18},
