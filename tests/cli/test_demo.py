@@ -3,10 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.runner import run, run_json
+from tests.cli.runner import command, run, run_json
 from tests.llm.models import decoder_config, save_model
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(autouse=True)
+def _source_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", command([])[1]["PYTHONPATH"])
 
 
 def check(record: dict[str, object]) -> None:
