@@ -13,6 +13,7 @@ A change here needs a migration in ``migrations/versions`` and a new ``HEAD_REVI
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from sqlalchemy import (
@@ -32,7 +33,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-from forkpoint.ids import ObjectId, digest_bytes, id_from_bytes
+from forkpoint.ids import ObjectId, digest_bytes
 
 HEAD_REVISION: Final = "0001"
 """The revision that this code reads and writes; the last one in ``migrations/versions``."""
@@ -50,8 +51,13 @@ class Digest(TypeDecorator[ObjectId]):
     def process_bind_param(self, value: ObjectId | None, dialect: Dialect) -> bytes | None:
         return None if value is None else digest_bytes(value)
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> ObjectId | None:
-        return None if value is None else id_from_bytes(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[bytes | None], ObjectId | None]:
+        """One call a value, not the three that a ``process_result_value`` costs: a log reads tens of thousands."""
+        return _read_digest
+
+
+def _read_digest(value: bytes | None) -> ObjectId | None:
+    return None if value is None else ObjectId("b3:" + value.hex())
 
 
 metadata: Final = MetaData()

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that ``forkpoint log`` pays for
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from forkpoint import __version__
 from forkpoint.cli import demo, exchange, history, maintenance, models, objects, refs, repositories
 from forkpoint.cli.output import print_error, print_failure
 from forkpoint.errors import EXIT_CODES, Error, InvalidInput
+
+# Imports and long listings make many objects and no cycles: fewer passes over them save a tenth of a short command.
+gc.set_threshold(50_000, 20, 20)
 
 app = typer.Typer(
     name="forkpoint",

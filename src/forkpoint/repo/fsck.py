@@ -6,7 +6,7 @@ behind, which the next collection takes. What can be done about a finding is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -15,13 +15,12 @@ from forkpoint.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from forkpoint.ids import ManifestId, ObjectId, ObjectKind, short
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import read_manifest
+from forkpoint.repo.progress import Progress
 from forkpoint.repo.rows import chunk_ids, manifest_row
 from forkpoint.state.move import decode_move
 from forkpoint.store.base import Store
 
 Severity = Literal["error", "warning", "info"]
-Progress = Callable[[int, int], None]
-"""Called with the number of objects verified and the number of all."""
 
 REPAIR: Final = "forkpoint fsck --repair"
 
@@ -42,10 +41,6 @@ class Finding:
     message: str
     remedy: str
     objects: tuple[ObjectRef, ...] = field(default=())
-
-
-def no_progress(done: int, total: int) -> None:
-    """Reports to nobody."""
 
 
 def check(backing: Backing, progress: Progress) -> list[Finding]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.records import ManifestRow
 from forkpoint.ids import Bytes, ChunkId, ManifestId
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import read_chunk, read_manifest, read_tokens
-from forkpoint.repo.diff import Diff, diff
-from forkpoint.repo.exchange import export_bundle
 from forkpoint.repo.history import LogEntry, Shown, Status, log, log_all, reflog, show, status
 from forkpoint.repo.names import HEADS, TAGS
 from forkpoint.repo.prefixes import PrefixMatch, find_prefix
@@ -18,11 +17,14 @@ from forkpoint.repo.reflog import ReflogEntry
 from forkpoint.repo.refs import Head, Ref, list_refs, read_head
 from forkpoint.repo.resolution import resolve
 from forkpoint.repo.text import Decoder, find_decoder
-from forkpoint.repo.verification import VerificationReceipt, verify_manifest
 from forkpoint.state.chunk import Chunk
 from forkpoint.state.fingerprint import Fingerprint
 from forkpoint.state.manifest import Manifest
 from forkpoint.store.base import Store
+
+if TYPE_CHECKING:
+    from forkpoint.repo.diff import Diff
+    from forkpoint.repo.verification import VerificationReceipt
 
 
 class RepositoryReads:
@@ -132,6 +134,8 @@ class RepositoryReads:
 
     def diff(self, left: str, right: str) -> Diff:
         """How two manifests differ: tokens, text, chunks, fingerprint, sampling. Raises as :meth:`show`."""
+        from forkpoint.repo.diff import diff
+
         return diff(self._backing, left, right)
 
     def status(self) -> Status:
@@ -145,8 +149,12 @@ class RepositoryReads:
             NotFound: ``not_found.name``, or ``not_found.object`` when a part is missing.
             Corrupt: naming the part that is wrong.
         """
+        from forkpoint.repo.verification import verify_manifest
+
         return verify_manifest(self._backing.store, self.resolve(name))
 
     def export_bundle(self, name: str = "HEAD") -> Iterator[Bytes]:
         """A manifest with its chunks and tokenizer, without ancestors, as parts to be written end to end. Raises as :meth:`show`."""
+        from forkpoint.repo.exchange import export_bundle
+
         return export_bundle(self._backing, name)

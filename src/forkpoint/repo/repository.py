@@ -4,7 +4,8 @@
         publication = repo.publish(draft, branch="main", message="first")
         repo.tokens(repo.resolve("main~1"))
 
-Knows no model and no SQL. Its invariant: whatever a name, an id or the prefix index leads to is in the store, complete.
+Knows no model and no SQL. Its invariant: whatever a name, an id or the prefix index leads to is in the store, complete. What few
+callers need is imported where it is used, because every command waits for this module.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.dialect import sqlite_url
@@ -21,20 +22,21 @@ from forkpoint.config import Config
 from forkpoint.ids import Bytes, ManifestId, MoveId
 from forkpoint.repo import layout as on_disk
 from forkpoint.repo.backing import Backing
-from forkpoint.repo.exchange import commit_bundle
-from forkpoint.repo.fsck import Finding, Progress, check, no_progress
-from forkpoint.repo.gc import Collection, CollectionPlan, collect, delete_doomed, plan_collection
 from forkpoint.repo.layout import Layout, Occupancy
 from forkpoint.repo.moves import ensure_head
 from forkpoint.repo.names import Expectation, branch_ref, tag_ref
+from forkpoint.repo.progress import Progress, no_progress
 from forkpoint.repo.publication import Publication, publish
 from forkpoint.repo.reads import RepositoryReads
-from forkpoint.repo.rebuild import RebuildReport, rebuild_at
 from forkpoint.repo.refs import Head, checkout, delete, put_branch, put_tag, rename_branch
-from forkpoint.repo.repair import repair
 from forkpoint.state.draft import Draft
 from forkpoint.store.base import Store
 from forkpoint.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from forkpoint.repo.fsck import Finding
+    from forkpoint.repo.gc import Collection, CollectionPlan
+    from forkpoint.repo.rebuild import RebuildReport
 
 
 @final
@@ -169,6 +171,8 @@ class Repository(RepositoryReads):
             Conflict: ``conflict.ref``.
             Incompatible: for a bundle, manifest or chunk of a newer version.
         """
+        from forkpoint.repo.exchange import commit_bundle
+
         return commit_bundle(self._backing, data, branch=branch, expect=expect, message=message)
 
     # Names
@@ -222,6 +226,8 @@ class Repository(RepositoryReads):
 
     def plan_collection(self) -> CollectionPlan:
         """What :meth:`collect` would delete now; changes nothing."""
+        from forkpoint.repo.gc import plan_collection
+
         return plan_collection(self._backing)
 
     def collect(self, plan: CollectionPlan | None = None) -> Collection:
@@ -229,6 +235,8 @@ class Repository(RepositoryReads):
 
         Safe beside publications, and interrupted anywhere: the next run goes on.
         """
+        from forkpoint.repo.gc import collect
+
         return collect(self._backing, plan)
 
     def purge(self, name: str, *, reason: str) -> int:
@@ -241,6 +249,8 @@ class Repository(RepositoryReads):
             Conflict: ``conflict.manifest_in_use`` while a ref or a live child names it.
             NotFound: ``not_found.name``.
         """
+        from forkpoint.repo.gc import delete_doomed
+
         self._backing.catalog.purge(self.resolve(name), reason=reason)
         return sum(delete_doomed(self._backing)[0].values())
 
@@ -250,10 +260,14 @@ class Repository(RepositoryReads):
         Args:
             progress: called with the number of objects done and of all, after each.
         """
+        from forkpoint.repo.fsck import check
+
         return check(self._backing, progress)
 
     def repair(self, findings: Sequence[Finding]) -> list[str]:
         """Act on findings: set damaged objects aside, withdraw what lost its bytes, move refs back. Returns what was done."""
+        from forkpoint.repo.repair import repair
+
         return repair(self._backing, findings, quarantine=None if self._layout is None else self._layout.quarantine)
 
     @staticmethod
@@ -264,6 +278,8 @@ class Repository(RepositoryReads):
             NotFound: ``not_found.repository``.
             Unavailable: ``unavailable.repository_in_use`` while it is open anywhere.
         """
+        from forkpoint.repo.rebuild import rebuild_at
+
         return rebuild_at(Layout.at(path))
 
     @contextmanager
