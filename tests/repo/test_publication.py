@@ -115,6 +115,18 @@ def test_a_tokenizer_is_stored_beside_the_chunks(repo: Repository) -> None:
     assert repo.store.has(ObjectKind.TOKENIZER, tokenizer_id)
 
 
+def test_publishing_replaces_a_damaged_tokenizer(repo: Repository) -> None:
+    first = repo.publish(draft_of(TOKENS, tokenizer=b"{}"), branch="main").manifest_id
+    tokenizer_id = repo.row(first).tokenizer_id
+    assert repo.folder is not None
+    assert tokenizer_id is not None
+    path = repo.folder / "objects/tokenizers" / tokenizer_id[3:5] / f"{tokenizer_id[5:]}.json"
+    path.write_bytes(b"[]")
+    repo.publish(draft_of([*TOKENS, 1], parent=first, tokenizer=b"{}"), branch="main")
+    assert path.read_bytes() == b"{}"
+    assert repo.check() == []
+
+
 def test_a_repository_opened_again_holds_the_same(tmp_path: Path) -> None:
     with Repository.create(tmp_path) as repo:
         publication = repo.publish(draft_of(TOKENS), branch="main")

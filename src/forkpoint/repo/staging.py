@@ -78,13 +78,15 @@ def stage(backing: Backing, draft: Draft) -> Staged:
 
 
 def _put_chunks(backing: Backing, draft: Draft) -> tuple[list[ChunkRef], list[PutReceipt]]:
-    """Put what the repository lacks, assets included, and say which chunk each of the draft's became, in order."""
+    """Put the chunks that the repository lacks, and say which chunk each of the draft's became, in order.
+
+    Assets are few, and always put: that costs little where they are sound, and replaces one that was damaged.
+    """
     chunks = [chunk for group in draft.groups for chunk in group.chunks]
     absent = _absent(backing, chunks)
-    assets = [asset for asset in draft.assets if not backing.store.has(asset.kind, asset.object_id)]
-    receipts = backing.store.put_many(_batch([chunks[index] for index in absent], assets))
+    receipts = backing.store.put_many(_batch([chunks[index] for index in absent], draft.assets))
     refs = {index: _checked_ref(chunks[index], receipt) for index, receipt in zip(absent, receipts, strict=False)}
-    for asset, receipt in zip(assets, receipts[len(absent) :], strict=True):
+    for asset, receipt in zip(draft.assets, receipts[len(absent) :], strict=True):
         _check_id(str(asset.kind), asset.object_id, receipt)
     return [refs[index] if index in refs else _known_ref(chunk) for index, chunk in enumerate(chunks)], receipts[
         : len(absent)
@@ -116,7 +118,8 @@ def _sources(
     backing: Backing, draft: Draft, manifest: Manifest, refs: Sequence[ChunkRef]
 ) -> Iterator[tuple[ObjectRef, Parts]]:
     tokenizer_id = tokenizer_of(manifest)
-    if tokenizer_id is not None and backing.store.has(ObjectKind.TOKENIZER, tokenizer_id):
+    is_stored_only = all(asset.object_id != tokenizer_id for asset in draft.assets)
+    if tokenizer_id is not None and is_stored_only and backing.store.has(ObjectKind.TOKENIZER, tokenizer_id):
         raw = backing.store.get(ObjectKind.TOKENIZER, tokenizer_id)
         yield ObjectRef(kind=ObjectKind.TOKENIZER, object_id=tokenizer_id), lambda: [raw]
     for asset in draft.assets:
