@@ -24,6 +24,13 @@ def test_what_was_published_is_read_back(repo: Repository) -> None:
     assert (publication.chunks_written, publication.chunks_shared) == (3, 0)
 
 
+def test_a_publication_brings_the_manifest_that_it_published(repo: Repository) -> None:
+    first = repo.publish(draft_of(TOKENS), branch="main")
+    assert first.manifest == repo.manifest(first.manifest_id)
+    taken_in = repo.commit_bundle(b"".join(repo.export_bundle("main")))
+    assert taken_in.manifest == first.manifest
+
+
 def test_publishing_equal_content_again_changes_nothing(repo: Repository) -> None:
     first = repo.publish(draft_of(TOKENS), branch="main")
     again = repo.publish(draft_of(TOKENS, is_hashed=False), branch="main")

@@ -31,6 +31,7 @@ from forkpoint.repo.names import Expectation, branch_ref
 from forkpoint.repo.rows import manifest_row, prefix_rows
 from forkpoint.repo.staging import Staged, stage
 from forkpoint.state.draft import Draft
+from forkpoint.state.manifest import Manifest
 from forkpoint.store.base import NewObject
 
 MAX_STAGED_S: Final = 12 * 3600
@@ -39,9 +40,15 @@ MAX_STAGED_S: Final = 12 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What a publication did. ``move_id`` is None when no ref was named or the ref was there already."""
+    """What a publication did.
+
+    Attributes:
+        manifest: what was published, so that nobody need read it back: a collection may take what no ref leads to at once.
+        move_id: None when no ref was named or the ref was there already.
+    """
 
     manifest_id: ManifestId
+    manifest: Manifest
     was_new: bool
     chunks_written: int
     bytes_written: int
@@ -132,6 +139,7 @@ def publication_of(staged: Staged, *, was_new: bool, move_id: MoveId | None, ela
     bytes_written = sum(staged.written.values())
     return Publication(
         manifest_id=staged.manifest_id,
+        manifest=staged.manifest,
         was_new=was_new,
         chunks_written=len(staged.written),
         bytes_written=bytes_written,
