@@ -7,6 +7,7 @@ and times of transactions: all facts get those of the rebuild, which come after 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,8 +163,10 @@ def _add_moves(
     problems: list[str],
 ) -> None:
     last = {move.ref: move_id for move_id, move in moves}
+    values: defaultdict[str, list[str | None]] = defaultdict(list)
     for move_id, move in moves:
         row = move_row(move_id, move)
+        values[move.ref].append(move.new)
         is_last = last[move.ref] == move_id
         if is_last and move.new is not None and move.new.startswith(SYMBOLIC):
             tx.set_ref(move.ref, symbolic=move.new.removeprefix(SYMBOLIC), move=row)
@@ -171,10 +174,9 @@ def _add_moves(
             tx.set_ref(move.ref, target=ManifestId(move.new), move=row)
         else:
             tx.add_move(row)
-    for ref in last:
-        values = [move.new for _, move in moves if move.ref == ref]
-        if values[-1] is not None and tx.find_ref(ref) is None:
-            problems.append(_go_back(backing, tx, ref, values, manifests))
+    for ref, held in values.items():
+        if held[-1] is not None and tx.find_ref(ref) is None:
+            problems.append(_go_back(backing, tx, ref, held, manifests))
 
 
 def _go_back(
