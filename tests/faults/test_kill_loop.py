@@ -44,7 +44,7 @@ def test_every_commit_that_was_reported_is_in_the_ancestry(memory_path: Path, nu
 
 
 def test_ids_do_not_depend_on_the_interpreter_and_nothing_is_written_twice(memory_path: Path) -> None:
-    """C11: write, SIGKILL, restart with another hash seed."""
+    """Write, SIGKILL, restart with another hash seed."""
     ids: list[list[ManifestId]] = []
     for hash_seed in (1, 2):
         path = memory_path / str(hash_seed)
@@ -76,7 +76,7 @@ def written(path: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("num_commits", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_six_writers_of_one_branch_lose_no_update(memory_path: Path, num_commits: int) -> None:
-    """C21: every accepted commit is in the ancestry, and nothing else is; every other one got a conflict."""
+    """Every accepted commit is in the ancestry, and nothing else is; every other one got a conflict."""
     Repository.create(memory_path).close()
     children = [start(COMMITTER, str(memory_path), f"writer{n}", str(num_commits)) for n in range(6)]
     lines = [line.split() for child in children for line in child.communicate()[0].splitlines()]
