@@ -145,6 +145,20 @@ def test_show_writes_floats_as_numbers(story: Story) -> None:
     assert "Sampling:  temperature 0.8" in run("show").lines
 
 
+def test_sampling_is_shown_and_compared_in_decimals_and_kept_as_it_is_in_json(story: Story) -> None:
+    from dataclasses import replace
+
+    draft = written(SCENE + "z", story.second)
+    options = {"temperature": (0.8).hex(), "logit_bias": [[5, (-1.5).hex()]], "stop": ["0x", "zzz"]}
+    with Repository.open(story.folder) as repository:
+        repository.publish(replace(draft, boundary={**draft.boundary, "sampling": options}), branch="main")
+    assert "Sampling:  logit_bias [[5, -1.5]], stop ['0x', 'zzz'], temperature 0.8" in run("show").lines
+    assert run_json("show")["boundary"]["sampling"] == options
+    lines = run("diff", "main~1", "main").lines
+    assert any(line.startswith("sampling: logit_bias: ") and line.endswith(" | [[5,-1.5]]") for line in lines)
+    assert any(line.startswith("sampling: temperature: ") and line.endswith(" | 0.8") for line in lines)
+
+
 def test_show_says_what_is_not_trusted(story: Story) -> None:
     run("snapshot", "storm", story.folder / "file")
     run("init", story.folder / "other")

@@ -16,7 +16,7 @@ from tests.cli.stories import Story
 
 from forkpoint.cli import main as main_module
 from forkpoint.cli import repositories
-from forkpoint.cli.output import counted, printable, shown_bytes
+from forkpoint.cli.output import counted, in_decimal, printable, printable_text, shown_bytes
 from forkpoint.errors import EXIT_CODES, Error
 
 
@@ -148,6 +148,21 @@ def test_sizes_and_counts_are_written_for_people() -> None:
         "1 branch", "2 branches", "0 tokens", "1,200 chunks",
     ]  # fmt: skip
     assert printable("naïve\ttab 日本 \x1b[0m\r") == "naïve\ttab 日本 \\x1b[0m\\r"
+    harmless = "50\u202f% \u3000 \U0001f469\u200d\U0001f52c"
+    assert printable(harmless) == harmless
+    assert printable("\u202e\u2028\x9b") == "\\u202e\\u2028\\x9b"
+
+
+def test_a_stream_is_made_harmless_piece_by_piece_as_the_whole_is() -> None:
+    text = "one\n\ttwo\x1b]0;title\x07\r\nthree"
+    assert "".join(map(printable_text, text)) == printable_text(text) == "one\n\ttwo\\x1b]0;title\\x07\\r\nthree"
+
+
+def test_floats_of_records_are_shown_in_decimals() -> None:
+    for number in (0.8, 0.0, -1.5, 1e-300):
+        assert in_decimal(f'[5, "{number.hex()}"]') == f"[5, {number!r}]"
+    for text in ("0x1", "0x1.8p+9999", "abc", "12"):
+        assert in_decimal(text) == text
 
 
 def test_sigint_ends_a_waiting_command_with_130(tmp_path: Path) -> None:

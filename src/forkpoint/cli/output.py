@@ -6,7 +6,9 @@ Plain lines are printed as they are; ``rich`` is imported for a progress bar on 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -21,6 +23,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_JOINERS: Final = "\u200c\u200d"
+_HEX_FLOAT: Final = re.compile(r"""(["']?)(-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4})\1""")
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -72,10 +76,35 @@ def indented(text: str, prefix: str = "    ") -> str:
 
 
 def printable(line: str) -> str:
-    """A line that does nothing to a terminal: stored text may hold escape sequences."""
+    """A line that does nothing to a terminal: stored text may hold escape sequences.
+
+    Decided character by character, so that pieces of a stream come out as the whole would.
+    """
     if line.isprintable():
         return line
-    return "".join(each if each.isprintable() or each == "\t" else repr(each)[1:-1] for each in line)
+    return "".join(each if _is_harmless(each) else repr(each)[1:-1] for each in line)
+
+
+def printable_text(text: str) -> str:
+    """As :func:`printable`, line breaks kept: what a model writes, whole or in pieces."""
+    return indented(text, "")
+
+
+def in_decimal(text: str) -> str:
+    """``text`` with the floats that records spell as ``float.hex`` written for people: ``0x1.8p+0`` is 1.5."""
+    return _HEX_FLOAT.sub(_decimal, text)
+
+
+def _decimal(found: re.Match[str]) -> str:
+    try:
+        return repr(float.fromhex(found[2]))
+    except OverflowError:
+        return found[0]
+
+
+def _is_harmless(character: str) -> bool:
+    """Also tabs, spaces of other widths, and what joins letters and emoji; Python calls none of them printable."""
+    return character.isprintable() or character in "\t" + _JOINERS or unicodedata.category(character) == "Zs"
 
 
 @contextmanager
