@@ -137,6 +137,27 @@ def test_a_purge_deletes_the_bytes_at_once_and_is_refused_while_a_ref_needs_them
         repo.branch("saved", lost)
 
 
+def test_a_purge_counts_and_deletes_only_what_is_its_own(repo: Repository) -> None:
+    abandoned(repo)
+    gc.doom_garbage(repo._backing, None)
+    num_pending = len(repo.catalog.doomed())
+    purged = repo.publish(draft_of(TOKENS, model="third")).manifest_id
+    assert repo.purge(purged, reason="asked for") == 4
+    assert len(repo.catalog.doomed()) == num_pending == 5
+
+
+@pytest.mark.parametrize(("branch", "is_kept"), [(None, False), ("side", True)])
+def test_a_purge_leaves_a_message_only_in_moves(tmp_path: Path, branch: str | None, is_kept: bool) -> None:
+    with Repository.create(tmp_path) as repo:
+        purged = repo.publish(draft_of(TOKENS), branch=branch, message="a secret that was said").manifest_id
+        if branch is not None:
+            repo.delete_branch(branch)
+        repo.purge(purged, reason="asked for")
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and b"a secret that was said" in path.read_bytes()]
+    assert bool(files) is is_kept
+    assert {path.parent.parent.name for path in files} <= {"moves", tmp_path.name}
+
+
 def test_publishing_what_was_doomed_or_deleted_writes_it_again(repo: Repository) -> None:
     for step in (lambda: gc.doom_garbage(repo._backing, None), repo.collect):
         repo.publish(draft_of(TOKENS))

@@ -141,7 +141,9 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
             leases.release(connection, lease_id)
 
     def purge(self, manifest_id: ManifestId, *, reason: str) -> set[ObjectRef]:
-        """Forget a manifest and its history irrevocably, and doom its bytes; only the mark that it happened stays.
+        """Forget a manifest and its history irrevocably, and doom its bytes. A mark stays, and ids and moves that name it.
+
+        See :mod:`forkpoint.catalog.purging` for what exactly. Returns the doomed objects.
 
         Raises:
             NotFound: ``not_found.manifest``.

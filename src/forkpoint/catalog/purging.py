@@ -1,4 +1,9 @@
-"""Purge for lawful deletion: forgets one manifest for ever, its history included, and leaves a mark that it did."""
+"""Purge for lawful deletion: forgets one manifest for ever, its history included, and leaves a mark that it did.
+
+What goes is every row of the manifest (with its message), of the chunks that it alone introduces, and of what leases and demand say
+of it. What stays names it by id alone: earlier values of refs, ended children, tombstones and decisions; but moves, which are
+chained records that the store holds too, also keep their messages.
+"""
 
 from __future__ import annotations
 

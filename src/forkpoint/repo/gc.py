@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forkpoint.catalog.catalog import Catalog
+from forkpoint.catalog.dialect import in_batches
 from forkpoint.catalog.records import ObjectRef
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.errors import NotFound
@@ -97,11 +98,27 @@ def delete_doomed(backing: Backing) -> tuple[Mapping[ObjectKind, int], int]:
     while backing.catalog.doomed(limit=1):
         with backing.catalog.transaction(reason="gc: delete") as tx:
             batch = [row.object for row in tx.doomed(limit=DELETIONS_PER_LOCK)]
-            for each in batch:
-                num_bytes += _size(backing.store, each)
-                deleted[each.kind] += backing.store.delete(each.kind, each.object_id)
-            tx.mark_deleted(batch)
+            num_bytes += sum(_size(backing.store, each) for each in batch)
+            for each in _delete(backing.store, tx, batch):
+                deleted[each.kind] += 1
     return deleted, num_bytes
+
+
+def purge(backing: Backing, manifest_id: ManifestId, reason: str) -> int:
+    """See :meth:`forkpoint.repo.repository.Repository.purge`. What others doomed is left to the next collection."""
+    objects = backing.catalog.purge(manifest_id, reason=reason)
+    num_deleted = 0
+    for batch in in_batches(objects, DELETIONS_PER_LOCK):
+        with backing.catalog.transaction(reason="purge: delete") as tx:
+            num_deleted += len(_delete(backing.store, tx, list(tx.pending_among(batch))))
+    return num_deleted
+
+
+def _delete(store: Store, tx: Transaction, batch: list[ObjectRef]) -> list[ObjectRef]:
+    """Delete the bytes of doomed objects and mark them. Returns those that were there."""
+    deleted = [each for each in batch if store.delete(each.kind, each.object_id)]
+    tx.mark_deleted(batch)
+    return deleted
 
 
 def _drop_old_marks(backing: Backing) -> None:

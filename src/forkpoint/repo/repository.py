@@ -240,19 +240,24 @@ class Repository(RepositoryReads):
         return collect(self._backing, plan)
 
     def purge(self, name: str, *, reason: str) -> int:
-        """Forget a manifest for good, for lawful deletion: its facts in all of history, and its bytes. Only a mark stays.
+        """Forget a manifest for good, for lawful deletion: its facts in all of history, its message there, and its bytes.
+
+        What stays: a mark with its id and ``reason``; its id where others name it (moves, earlier values of refs, children that
+        collection removed, decisions, the list of what was deleted, for a day); and the moves of refs to it, in the catalog and
+        in the store, with their messages, for each is chained to the one before. The tokenizer stays, and so does every chunk
+        that another manifest needs. To be removed by hand: ``catalog.db.bak`` and the files in ``quarantine/``, which
+        may hold copies from earlier; and bundles and backups, which are out of reach.
 
         Returns:
-            How many objects were deleted.
+            How many objects were deleted: its manifest, and the chunks that it alone introduced.
 
         Raises:
             Conflict: ``conflict.manifest_in_use`` while a ref or a live child names it.
             NotFound: ``not_found.name``.
         """
-        from forkpoint.repo.gc import delete_doomed
+        from forkpoint.repo.gc import purge
 
-        self._backing.catalog.purge(self.resolve(name), reason=reason)
-        return sum(delete_doomed(self._backing)[0].values())
+        return purge(self._backing, self.resolve(name), reason)
 
     def check(self, progress: Progress = no_progress) -> list[Finding]:
         """Verify everything: each object's digest, each manifest, what the catalog says. Changes nothing.
