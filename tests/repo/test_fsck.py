@@ -10,6 +10,8 @@ from forkpoint.errors import NotFound
 from forkpoint.ids import ManifestId, ObjectId, ObjectKind
 from forkpoint.repo.fsck import Finding
 from forkpoint.repo.repository import Repository
+from forkpoint.store.base import NewObject
+from forkpoint.store.local import LocalStore
 
 TOKENS = list(range(700))
 
@@ -56,6 +58,30 @@ def test_a_damaged_chunk_costs_only_the_manifests_that_need_it(repo: Repository,
     assert repo.resolve("main@{1}") == chain[2]
     with pytest.raises(NotFound):
         repo.row(chain[2])
+
+
+def test_what_is_healed_just_before_it_is_moved_aside_stays(
+    repo: Repository, chain: list[ManifestId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = tail_of(repo, chain[2])
+    sound = bytes(repo.store.get(ObjectKind.CHUNK, tail))
+    flip_byte(repo, tail)
+    findings = repo.check()
+    verify = LocalStore.verify
+
+    def verify_then_heal(store: LocalStore, kind: ObjectKind, object_id: ObjectId) -> None:
+        try:
+            verify(store, kind, object_id)
+        finally:
+            store.put(NewObject(kind=kind, parts=[sound]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "verify", verify_then_heal)
+        assert repo.repair(findings) == []
+    assert repo.resolve("main") == chain[2]
+    assert repo.check() == []
+    assert repo.folder is not None
+    assert list((repo.folder / "quarantine").iterdir()) == []
 
 
 def test_publishing_the_same_again_heals(repo: Repository, chain: list[ManifestId]) -> None:

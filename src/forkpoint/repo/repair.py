@@ -14,18 +14,19 @@ from pathlib import Path
 from forkpoint.catalog.records import MoveRow, ObjectRef
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.errors import Corrupt, Incompatible, InvalidInput, NotFound, Unavailable
-from forkpoint.ids import ManifestId, ObjectId, ObjectKind, digest_of, short
+from forkpoint.ids import Bytes, ManifestId, ObjectId, ObjectKind, digest_of, short
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import read_manifest
 from forkpoint.repo.fsck import Finding
 from forkpoint.repo.moves import FIRST_BRANCH, move_ref, point_head
 from forkpoint.repo.names import HEAD, short_name
 from forkpoint.repo.rows import chunk_ids, manifest_row
-from forkpoint.state.manifest import Manifest
+from forkpoint.state.manifest import Manifest, decode_manifest
 from forkpoint.state.move import Move, encode_move
 from forkpoint.store.base import NewObject, Store
 from forkpoint.store.layout import Layout
 from forkpoint.store.local import LocalStore
+from forkpoint.store.os_errors import os_errors
 
 
 def repair(backing: Backing, findings: Sequence[Finding], quarantine: Path | None) -> list[str]:
@@ -51,23 +52,48 @@ def repair(backing: Backing, findings: Sequence[Finding], quarantine: Path | Non
 def _set_aside(store: Store, findings: Sequence[Finding], quarantine: Path | None) -> Iterator[str]:
     """Move damaged objects out of the way, so that they can be put again, and looked at."""
     for each in _objects(findings, "object_corrupt"):
-        try:
-            store.verify(each.kind, each.object_id)
-        except NotFound:
-            continue
-        except Corrupt:
-            pass
-        else:
-            if each.kind is not ObjectKind.MANIFEST:
-                continue  # healed since it was found; a manifest with the right digest may still be none
+        if not _is_damaged(store, each):
+            continue  # healed or collected since it was found
         if quarantine is not None and isinstance(store, LocalStore):
-            yield _move_aside(store, each, quarantine)
+            target = _move_aside(store, each, quarantine)
+            if not _put_back(store, each, target):
+                yield f"moved damaged {each.kind} {short(each.object_id)} to {target}"
         else:
             store.delete(each.kind, each.object_id)
             yield f"deleted damaged {each.kind} {short(each.object_id)}"
 
 
-def _move_aside(store: LocalStore, each: ObjectRef, quarantine: Path) -> str:
+def _is_damaged(store: Store, each: ObjectRef) -> bool:
+    try:
+        store.verify(each.kind, each.object_id)
+    except NotFound:
+        return False
+    except Corrupt:
+        return True
+    return each.kind is ObjectKind.MANIFEST and not _is_manifest(store.get(each.kind, each.object_id))
+
+
+def _is_manifest(raw: Bytes) -> bool:
+    """Bytes with the right digest may still be none."""
+    try:
+        decode_manifest(raw)
+    except (Corrupt, Incompatible, InvalidInput):
+        return False
+    return True
+
+
+def _put_back(store: LocalStore, each: ObjectRef, target: Path) -> bool:
+    """Put a file that was moved aside into the store again if it is sound: a publication healed it just before the move."""
+    with os_errors(f"look at {target} again", store.root):
+        raw = target.read_bytes()
+        if digest_of([raw]) != each.object_id or (each.kind is ObjectKind.MANIFEST and not _is_manifest(raw)):
+            return False
+        store.put(NewObject(kind=each.kind, parts=[raw]))
+        target.unlink()
+    return True
+
+
+def _move_aside(store: LocalStore, each: ObjectRef, quarantine: Path) -> Path:
     source = Layout(store.root).path_of(each.kind, each.object_id)
     target = quarantine / f"{each.kind}-{each.object_id[3:]}"
     try:
@@ -78,7 +104,7 @@ def _move_aside(store: LocalStore, each: ObjectRef, quarantine: Path) -> str:
             f"cannot move {source} to {quarantine}: {error.strerror}; free space or check permissions",
             code="repository",
         ) from error
-    return f"moved damaged {each.kind} {short(each.object_id)} to {target}"
+    return target
 
 
 def _restore_moves(backing: Backing, findings: Sequence[Finding]) -> Iterator[str]:
