@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.repo.drafts import draft_of
 
+from forkpoint.catalog.catalog import Catalog
 from forkpoint.config import Config
 from forkpoint.errors import Conflict, Corrupt, Incompatible, InvalidInput, NotFound, Unavailable
 from forkpoint.repo.repository import Repository
@@ -28,6 +30,32 @@ def test_creating_twice_is_a_conflict(tmp_path: Path) -> None:
     with pytest.raises(Conflict) as caught:
         Repository.create(tmp_path)
     assert caught.value.code == "conflict.repository"
+
+
+def test_creating_while_another_creates_is_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_meanwhile(url: str) -> Catalog:
+        monkeypatch.undo()
+        with pytest.raises(Conflict, match="somebody else"):
+            Repository.create(tmp_path, namespace="second")
+        return Catalog.create(url)
+
+    monkeypatch.setattr(Catalog, "create", create_meanwhile)
+    with Repository.create(tmp_path, namespace="first") as repo:
+        assert repo.namespace == "first"
+
+
+def test_of_many_who_create_at_once_one_does(tmp_path: Path) -> None:
+    def create(namespace: str) -> str | None:
+        try:
+            Repository.create(tmp_path, namespace=namespace).close()
+        except Conflict:
+            return None
+        return namespace
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [name for name in pool.map(create, "abcdefgh") if name is not None]
+    with Repository.open(tmp_path) as repo:
+        assert made == [repo.namespace]
 
 
 def test_a_creation_that_was_interrupted_is_completed_by_the_next(tmp_path: Path) -> None:

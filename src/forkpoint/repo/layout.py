@@ -5,7 +5,7 @@
     objects/                  the store
     catalog.db                the catalog; catalog.db.bak is the one that a rebuild replaced
     quarantine/               damaged objects that fsck moved aside
-    lock                      held shared by everyone who has the repository open, alone by who replaces its catalog
+    lock                      held shared by everyone who has the repository open, alone by who makes it or replaces its catalog
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Self, final
 
 from forkpoint.errors import Conflict, Corrupt, Incompatible, InvalidInput, NotFound, Unavailable
 
@@ -81,29 +81,55 @@ def discover(start: Path | str) -> Layout:
     )  # fmt: skip
 
 
-def prepare(layout: Layout, namespace: str) -> Settings:
-    """Make the folder and choose settings, which :func:`write_settings` puts in place when everything else stands.
+def claim_vacant(layout: Layout, namespace: str) -> Occupancy:
+    """Make the folder and hold it alone, for a repository with this namespace to be made in it.
 
     Raises:
-        Conflict: ``conflict.repository`` when there is a repository already.
+        Conflict: ``conflict.repository`` when there is a repository already, or somebody else is making one there.
         InvalidInput: ``invalid_input.namespace``.
         Unavailable: ``unavailable.repository`` when the folder cannot be made.
     """
     _check_namespace(namespace)
-    if layout.config.exists():
-        raise Conflict(f"{layout.folder} is a repository already; open it", code="repository", path=str(layout.folder))
+    _check_vacant(layout)
     try:
         layout.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         layout.folder.chmod(0o700)
     except OSError as error:
         raise _unavailable("make", layout.folder, error) from error
-    return Settings(repository_id=secrets.token_hex(16), namespace=namespace)
+    occupancy = _claim(layout)
+    try:
+        _check_vacant(layout)  # somebody else may have made one before it could be claimed
+    except Conflict:
+        occupancy.end()
+        raise
+    return occupancy
 
 
-def write_settings(layout: Layout, settings: Settings) -> None:
-    """Write ``config.json`` whole or not at all. Raises Unavailable ``unavailable.repository``."""
+def _check_vacant(layout: Layout) -> None:
+    if layout.config.exists():
+        raise Conflict(f"{layout.folder} is a repository already; open it", code="repository", path=str(layout.folder))
+
+
+def _claim(layout: Layout) -> Occupancy:
+    try:
+        return Occupancy.alone(layout.lock)
+    except Unavailable as error:
+        if error.code != "unavailable.repository_in_use":
+            raise
+        raise Conflict(
+            f"somebody else is making a repository in {layout.folder}; open it when that is done",
+            code="repository", path=str(layout.folder),
+        ) from error  # fmt: skip
+
+
+def write_settings(layout: Layout, namespace: str) -> None:
+    """Write ``config.json`` with a new id, whole or not at all: last, when everything else stands.
+
+    Raises:
+        Unavailable: ``unavailable.repository``.
+    """
     record = {
-        "format": FORMAT, "namespace": settings.namespace, "repository_id": settings.repository_id, "version": VERSION,
+        "format": FORMAT, "namespace": namespace, "repository_id": secrets.token_hex(16), "version": VERSION,
     }  # fmt: skip
     draft = layout.config.with_suffix(".new")
     try:
@@ -150,38 +176,41 @@ def read_settings(layout: Layout) -> Settings:
 class Occupancy:
     """Says that a repository is open, by a lock on a file that the system drops when the process ends, however it ends."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _unavailable("lock", path, error) from error
-        try:
-            self._lock(fcntl.LOCK_SH, "its catalog is being replaced; try again when that is done")
-        except Unavailable:
-            os.close(self._fd)
-            raise
+    def __init__(self, fd: int) -> None:
+        """Use ``shared`` or ``alone``."""
+        self._fd = fd
 
-    def claim(self) -> None:
-        """Hold it alone. Raises Unavailable ``unavailable.repository_in_use`` while anybody else has it open."""
-        try:
-            self._lock(fcntl.LOCK_EX, "another process has it open; close that first")
-        except Unavailable:
-            self._lock(fcntl.LOCK_SH, "its catalog is being replaced")
-            raise
+    @classmethod
+    def shared(cls, path: Path) -> Self:
+        """Hold it beside others. Raises Unavailable ``unavailable.repository_in_use`` while anybody holds it alone."""
+        return cls(_locked(path, fcntl.LOCK_SH, "it is being made or rebuilt; try again when that is done"))
+
+    @classmethod
+    def alone(cls, path: Path) -> Self:
+        """Hold it alone. Raises Unavailable ``unavailable.repository_in_use`` while anybody else holds it."""
+        return cls(_locked(path, fcntl.LOCK_EX, "somebody else has it open; close that first"))
 
     def share(self) -> None:
-        """Let others in again."""
-        self._lock(fcntl.LOCK_SH, "its catalog is being replaced")
+        """Go on holding it, beside others. Waits for who came in between, which is never for long."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     def end(self) -> None:
         """Give it up. Once only."""
         os.close(self._fd)
 
-    def _lock(self, mode: int, why: str) -> None:
-        try:
-            fcntl.flock(self._fd, mode | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Unavailable(f"the repository is in use: {why}", code="repository_in_use") from error
+
+def _locked(path: Path, mode: int, why: str) -> int:
+    """A descriptor of the lock file that holds the lock."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unavailable("lock", path, error) from error
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise Unavailable(f"the repository is in use: {why}", code="repository_in_use") from error
+    return fd
 
 
 def flush_folder(folder: Path) -> None:

@@ -46,9 +46,8 @@ class RebuildReport:
 def rebuild_at(layout: Layout) -> RebuildReport:
     """See :meth:`forkpoint.repo.repository.Repository.rebuild_catalog`."""
     settings = read_settings(layout)
-    occupancy = Occupancy(layout.lock)
+    occupancy = Occupancy.alone(layout.lock)
     try:
-        occupancy.claim()
         new = layout.catalog.with_suffix(".new")
         _remove(new)
         catalog = Catalog.create(sqlite_url(new))

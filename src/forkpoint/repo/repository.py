@@ -47,12 +47,22 @@ class Repository(RepositoryReads):
         store, catalog: belong to the repository from now on; ``close`` closes the catalog.
         namespace: what the prefix index keeps apart.
         who: the name that moves are recorded under.
+        layout, occupancy: where it lies and what says that it is open, for one in a folder; ``close`` ends the occupancy.
     """
 
-    def __init__(self, *, store: Store, catalog: Catalog, namespace: str = "default", who: str = "nobody") -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        catalog: Catalog,
+        namespace: str = "default",
+        who: str = "nobody",
+        layout: Layout | None = None,
+        occupancy: Occupancy | None = None,
+    ) -> None:
         self._backing = Backing(store=store, catalog=catalog, namespace=namespace, who=who)
-        self._layout: Layout | None = None
-        self._occupancy: Occupancy | None = None
+        self._layout = layout
+        self._occupancy = occupancy
         self._is_open = True
         ensure_head(self._backing)
 
@@ -61,18 +71,23 @@ class Repository(RepositoryReads):
         """Make a repository in ``path/.forkpoint``, with HEAD at the branch ``main``, which has no manifest yet.
 
         Raises:
-            Conflict: ``conflict.repository`` when there is one already.
+            Conflict: ``conflict.repository`` when there is one already, or somebody else is making one there.
             InvalidInput: ``invalid_input.namespace``.
             Unavailable: ``unavailable.repository`` when the folder cannot be written.
         """
         layout = Layout.at(path)
-        settings = on_disk.prepare(layout, namespace)
-        url = sqlite_url(layout.catalog)
-        is_leftover = layout.catalog.exists() and layout.catalog.stat().st_size > 0
-        catalog = Catalog.open(url) if is_leftover else Catalog.create(url)
-        cls._over(LocalStore(layout.objects), catalog, settings.namespace, "create").close()
-        on_disk.write_settings(layout, settings)
-        return cls.open(path, who=who)
+        occupancy = on_disk.claim_vacant(layout, namespace)
+        try:
+            url = sqlite_url(layout.catalog)
+            is_leftover = layout.catalog.exists() and layout.catalog.stat().st_size > 0
+            catalog = Catalog.open(url) if is_leftover else Catalog.create(url)
+            cls._over(layout, catalog, namespace, "create").close()
+            on_disk.write_settings(layout, namespace)
+            occupancy.share()
+            return cls._opened(layout, occupancy, who)
+        except BaseException:
+            occupancy.end()
+            raise
 
     @classmethod
     def open(cls, path: Path | str, *, who: str | None = None) -> Self:
@@ -85,23 +100,29 @@ class Repository(RepositoryReads):
             Unavailable: ``unavailable.repository_in_use`` while its catalog is being replaced.
         """
         layout = Layout.at(path)
-        settings = on_disk.read_settings(layout)
-        occupancy = Occupancy(layout.lock)
+        on_disk.read_settings(layout)
+        occupancy = Occupancy.shared(layout.lock)
         try:
-            name = Config.from_environment().who if who is None else who
-            catalog = Catalog.open(sqlite_url(layout.catalog))
-            opened = cls._over(LocalStore(layout.objects), catalog, settings.namespace, name)
+            return cls._opened(layout, occupancy, who)
         except BaseException:
             occupancy.end()
             raise
-        opened._layout, opened._occupancy = layout, occupancy
-        return opened
 
     @classmethod
-    def _over(cls, store: Store, catalog: Catalog, namespace: str, who: str) -> Self:
+    def _opened(cls, layout: Layout, occupancy: Occupancy, who: str | None) -> Self:
+        """The repository there, which is occupied already; the occupancy stays the caller's when that fails."""
+        settings = on_disk.read_settings(layout)
+        name = Config.from_environment().who if who is None else who
+        return cls._over(layout, Catalog.open(sqlite_url(layout.catalog)), settings.namespace, name, occupancy)
+
+    @classmethod
+    def _over(
+        cls, layout: Layout, catalog: Catalog, namespace: str, who: str, occupancy: Occupancy | None = None
+    ) -> Self:
         """A repository over these parts; the catalog is closed when that fails."""
         try:
-            return cls(store=store, catalog=catalog, namespace=namespace, who=who)
+            store = LocalStore(layout.objects)
+            return cls(store=store, catalog=catalog, namespace=namespace, who=who, layout=layout, occupancy=occupancy)
         except BaseException:
             catalog.close()
             raise
