@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,15 @@ def test_a_lease_keeps_a_manifest_while_it_runs(repo: Repository) -> None:
     repo.collect()
     with pytest.raises(NotFound), repo.lease(leased):
         pass
+
+
+def test_a_lease_is_renewed_while_its_block_runs(repo: Repository) -> None:
+    leased = abandoned(repo)
+    with repo.lease(leased, ttl_s=1.2):
+        time.sleep(2)
+        repo.collect()
+        repo.verify(leased)
+    assert repo.catalog.num_leases() == 0
 
 
 def test_leftovers_of_a_crash_go(repo: Repository) -> None:

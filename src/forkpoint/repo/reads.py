@@ -99,6 +99,7 @@ class RepositoryReads:
 
         Raises:
             Corrupt: ``corrupt.prefix`` when a chunk found does not carry the token ids asked for: it is never served.
+            NotFound: ``not_found.object`` when a collection, from which no lease keeps what is found, took it just now.
         """
         return find_prefix(self._backing, fingerprint, tokens, groups)
 

@@ -10,8 +10,8 @@ callers need is imported where it is used, because every command waits for this 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
@@ -308,15 +308,15 @@ class Repository(RepositoryReads):
 
         return rebuild_at(Layout.at(path))
 
-    @contextmanager
-    def lease(self, manifest_id: ManifestId, *, ttl_s: float = 600.0) -> Iterator[str]:
-        """Keep a manifest, and all it descends from, from collection while the block runs, at most ``ttl_s`` seconds.
+    def lease(self, manifest_id: ManifestId, *, ttl_s: float = 600.0) -> AbstractContextManager[str]:
+        """Keep a manifest, and all it descends from, from collection while the block runs, however long that is.
 
-        Yields the lease's id, for ``catalog.renew_lease``. Raises NotFound ``not_found.manifest`` when it is gone already.
+        Args:
+            ttl_s: how long it is kept if this process dies. A thread renews the lease at every third of that; only where none
+                succeeds that long (the machine asleep, the catalog locked) does it run out while the block runs.
+
+        Yields the lease's id. Raises NotFound ``not_found.manifest`` when it is gone already.
         """
-        catalog = self._backing.catalog
-        lease_id = catalog.acquire_lease(manifest_id, self._backing.who, ttl_s)
-        try:
-            yield lease_id
-        finally:
-            catalog.release_lease(lease_id)
+        from forkpoint.repo.leasing import leased
+
+        return leased(self._backing, manifest_id, ttl_s)
