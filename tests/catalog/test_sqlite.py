@@ -120,6 +120,16 @@ def test_a_catalog_is_there_again_after_it_was_closed(catalog: Catalog, path: Pa
     again.close()
 
 
+def test_a_closed_catalog_refuses_every_use(catalog: Catalog) -> None:
+    catalog.close()
+    catalog.close()
+    with pytest.raises(InvalidInput) as caught:
+        catalog.refs()
+    assert caught.value.code == "invalid_input.closed"
+    with pytest.raises(InvalidInput), catalog.transaction(reason="too late"):
+        pass
+
+
 def test_opening_what_is_not_there_creates_nothing(path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         Catalog.open(sqlite_url(path))

@@ -37,7 +37,7 @@ from forkpoint.catalog.refs import RefReads
 from forkpoint.catalog.schema import HEAD_REVISION, counter
 from forkpoint.catalog.transaction import Transaction
 from forkpoint.catalog.translation import connected, corrupt_catalog
-from forkpoint.errors import Conflict, Corrupt, NotFound, Unavailable
+from forkpoint.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from forkpoint.ids import ManifestId
 
 BUSY_TIMEOUT_S = 30.0
@@ -48,11 +48,12 @@ BUSY_TIMEOUT_S = 30.0
 class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionReads, LedgerReads):
     """One catalog database. Safe to use from several threads and processes at once; not across ``os.fork``."""
 
-    __slots__ = ("_engines",)
+    __slots__ = ("_engines", "_is_open")
 
     def __init__(self, engines: Engines) -> None:
         """Use ``create`` or ``open``."""
         self._engines = engines
+        self._is_open = True
 
     @classmethod
     def create(cls, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Self:
@@ -93,7 +94,8 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
         return catalog
 
     def close(self) -> None:
-        """Close every connection. A read afterwards would open new ones; do not."""
+        """Close every connection; idempotent. Any use afterwards raises InvalidInput ``invalid_input.closed``."""
+        self._is_open = False
         self._engines.dispose()
 
     def continue_from(self, tx: int, at_us: int) -> None:
@@ -163,10 +165,16 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
             return [f"catalog_page: {error.message}"]
 
     def _reading(self) -> AbstractContextManager[Connection]:
+        self._check_open()
         return connected(self._engines.read)
 
     def _writing(self) -> AbstractContextManager[Connection]:
+        self._check_open()
         return connected(self._engines.write)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidInput("the catalog was closed; open the repository again", code="closed")
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
