@@ -119,6 +119,11 @@ class TransformersEngine:
         return self._open().vocabulary
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        return self._open().codec.end_tokens
+
+    @property
     def groups(self) -> tuple[GroupSpec, ...]:
         """The state groups of the model."""
         return self._open().groups
