@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from tests.cli.runner import Outcome, run, run_json, start
 from tests.llm.models import decoder_config, save_model
 
 from forkpoint.cli import models as commands
+from forkpoint.llm.engines.codec import TransformersCodec
 from forkpoint.repo.repository import Repository
 
 pytestmark = pytest.mark.model
@@ -59,7 +61,7 @@ def test_run_streams_text_and_keeps_nothing_without_a_branch(model: str) -> None
 
 def test_run_starts_a_branch_and_goes_on_with_it(model: str) -> None:
     first = go(model, "-p", PROMPT, "-b", "main", "-n", "6", "-m", "begin")
-    assert set(first) == {"branch", "id", "position", "receipt", "text", "tokens"}
+    assert set(first) == {"branch", "extended", "id", "position", "receipt", "text", "tokens"}
     assert len(first["tokens"]) == 6
     second = go(model, "-b", "main", "-n", "6")
     assert second["receipt"]["tokens_computed"] == 0
@@ -74,6 +76,32 @@ def test_run_appends_a_prompt_to_a_branch(model: str) -> None:
     go(model, "-p", PROMPT, "-b", "main", "-n", "3")
     go(model, "-p", " and the light", "-b", "main", "-n", "3")
     assert " and the light" in run_json("show", "main")["text"]
+
+
+@pytest.mark.parametrize("opening", [("-b", "main"), ("--from", "main", "-b", "side"), ("-b", "main", "--seed", "3")])
+def test_run_with_a_prompt_shows_what_was_restored_and_what_was_computed(model: str, opening: Sequence[str]) -> None:
+    position = go(model, "-p", PROMPT, "-b", "main", "-n", "3")["position"]
+    told = run("run", model, *FLAGS, *opening, "-p", " and the light", "-n", "0")
+    restored, computed = [line for line in told.err.splitlines() if "claim: " in line]
+    assert f"{position} tokens restored, 1 chunk verified by digest in " in restored
+    assert re.search(rf" {position} tokens shared, \d+ tokens? computed in ", computed)
+
+
+def test_run_gives_both_receipts_as_json(model: str) -> None:
+    first = go(model, "-p", PROMPT, "-b", "main", "-n", "3")
+    assert (first["receipt"]["operation"], first["extended"]) == ("start", None)
+    second = go(model, "-p", " and the light", "-b", "main", "-n", "3")
+    assert (second["receipt"]["operation"], second["receipt"]["tokens_restored"]) == ("checkout", first["position"])
+    assert (second["extended"]["operation"], second["extended"]["tokens_reused"]) == ("extend", first["position"])
+    assert second["extended"]["tokens_computed"] > 0
+
+
+def test_what_a_model_writes_does_nothing_to_a_terminal(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = "\x1b[2J\tone\n"
+    monkeypatch.setattr(TransformersCodec, "decode_visible", lambda self, tokens: written * len(tokens))
+    assert go(model, "-p", PROMPT, "-n", "2")["text"] == written * 2
+    for told in (run("run", model, *FLAGS, "-p", PROMPT, "-n", "2"), chat(model, "-p", "hello", "-n", "2")):
+        assert told.out == "\\x1b[2J\tone\n" * 2 + "\n"
 
 
 def test_run_from_a_name_begins_another_branch(model: str) -> None:
@@ -177,7 +205,7 @@ def test_run_refuses_before_a_model_is_loaded(
     def load(*_: object) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr(commands, "_load", load)
+    monkeypatch.setattr(commands, "load", load)
     assert go(model, *arguments, code=code)["error"]["code"] == error
 
 
@@ -204,7 +232,7 @@ def chat(model: str, *arguments: str, stdin: bytes = b"") -> Outcome:
 
 def test_chat_goes_on_with_the_conversation_of_its_branch(model: str) -> None:
     first = chat(model, "-b", "talk", "-p", "hello", "--system", "be brief", "--json").json
-    assert set(first) == {"id", "messages", "receipt"}
+    assert set(first) == {"extended", "id", "messages", "receipt"}
     assert [each["role"] for each in first["messages"]] == ["system", "user", "assistant"]
     second = chat(model, "-b", "talk", "-p", "and then?", "--system", "be brief", "--json").json
     assert second["messages"][:3] == first["messages"]
@@ -219,6 +247,19 @@ def test_chat_reads_one_turn_a_line_and_answers_each(model: str) -> None:
     answers = [json.loads(line) for line in told.lines]
     assert [len(each["messages"]) for each in answers] == [2, 4]
     assert len(run_json("log", "talk")["entries"]) == 2
+
+
+def test_chat_begins_from_a_prefix_that_is_stored(model: str) -> None:
+    system = "the keeper opened the door and the light went out. " * 60
+    first = chat(model, "-b", "one", "-p", "hello", "--system", system, "--json").json
+    assert first["receipt"]["tokens_restored"] == 0
+    second = chat(model, "-b", "two", "-p", "hullo", "--system", system, "--json").json
+    assert second["receipt"]["tokens_restored"] >= 256
+    third = chat(model, "-b", "two", "-p", "and then?", "--json").json
+    assert third["receipt"]["operation"] == "checkout"
+    assert third["extended"]["tokens_computed"] < third["receipt"]["tokens_restored"]
+    told = chat(model, "-b", "three", "-p", "hey", "--system", system)
+    assert " tokens restored, " in told.err
 
 
 def test_chat_prints_answers_as_text(model: str) -> None:

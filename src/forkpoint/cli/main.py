@@ -15,7 +15,18 @@ import typer
 from typer.exceptions import TyperException
 
 from forkpoint import __version__
-from forkpoint.cli import demo, diff, exchange, history, maintenance, models, objects, refs, repositories
+from forkpoint.cli import (
+    chat,
+    demo,
+    diff,
+    exchange,
+    history,
+    maintenance,
+    models,
+    objects,
+    refs,
+    repositories,
+)
 from forkpoint.cli.output import print_error, print_failure
 from forkpoint.errors import EXIT_CODES, Error, InvalidInput
 
@@ -30,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (repositories, refs, history, diff, exchange, objects, maintenance, models, demo):
+for _module in (repositories, refs, history, diff, exchange, objects, maintenance, models, chat, demo):
     _module.register(app)
 
 _INTERRUPTED: Final = 130

@@ -90,6 +90,11 @@ def printable_text(text: str) -> str:
     return indented(text, "")
 
 
+def show_text(text: str) -> None:
+    """Print a piece of what a model writes at once, doing nothing else to the terminal."""
+    print(printable_text(text), end="", flush=True)
+
+
 def in_decimal(text: str) -> str:
     """``text`` with the floats that records spell as ``float.hex`` written for people: ``0x1.8p+0`` is 1.5."""
     return _HEX_FLOAT.sub(_decimal, text)
