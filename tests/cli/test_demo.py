@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from tests.cli.runner import command, run, run_json
 from tests.llm.models import decoder_config, save_model
+
+from forkpoint.cli.demo_worker import COMMIT_EVERY, Work, told
 
 pytestmark = pytest.mark.model
 
@@ -38,6 +41,39 @@ def test_the_demo_shows_the_main_job_on_a_tiny_model(tmp_path: Path, monkeypatch
         "sentence",
     ]
     assert run("fsck", "-C", tmp_path / "kept").code == 0
+
+
+def test_the_demo_shows_it_on_a_model_that_would_end_at_any_token(tmp_path: Path) -> None:
+    every_second = list(range(1, 320, 2))
+    config = decoder_config("llama", eos_token_id=every_second, max_position_embeddings=16_384)
+    model = save_model(tmp_path / "model", config)
+    check(run_json("demo", "--model", model, "--dtype", "float32"))
+
+
+def test_a_worker_is_at_most_one_token_ahead_of_its_reader(tmp_path: Path) -> None:
+    config = decoder_config("llama", eos_token_id=None)
+    model = str(save_model(tmp_path / "model", config))
+    run("init", tmp_path / "work")
+    run("run", model, "--dtype", "float32", "-p", "the keeper", "-b", "main", "-n", "0", "-C", tmp_path / "work")
+    work = Work(folder=tmp_path / "work", name="main", branch="side", count=40, model=model, dtype="float32")
+    with work.start() as process:
+        heard = told(process)
+        assert heard is not None
+        tokens = heard[1]
+        for _ in range(2 * COMMIT_EVERY):
+            next(tokens)
+        time.sleep(1)  # time enough to write all, if it did not wait
+        process.kill()
+    at = {each: run_json("show", each, "-C", tmp_path / "work")["boundary"]["position"] for each in ("main", "side")}
+    assert at["side"] - at["main"] == 2 * COMMIT_EVERY
+
+
+def test_the_demo_says_when_a_worker_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = decoder_config("llama", eos_token_id=None, max_position_embeddings=16_384)
+    model = save_model(tmp_path / "model", config)
+    monkeypatch.setattr("forkpoint.cli.demo_worker.sys.executable", "false")
+    failed = run_json("demo", "--model", model, "--dtype", "float32", code=6)
+    assert (failed["error"]["code"], failed["error"]["data"]) == ("corrupt.demo", {"status": 1})
 
 
 @pytest.mark.full

@@ -7,40 +7,31 @@ interruption, and every token id and every bit of every logit is compared.
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forkpoint.cli.output import AsJson, note, print_json, progress_bar
-from forkpoint.errors import Error
-from forkpoint.ids import digest_of, short
+from forkpoint.cli.demo_worker import COMMIT_EVERY, Restored, Token, Work, told
+from forkpoint.cli.output import AsJson, note, print_json, printable, progress_bar
+from forkpoint.errors import Corrupt
+from forkpoint.ids import short
 
 if TYPE_CHECKING:
-    from forkpoint.llm import Continuation, Sampling, StreamedToken, TransformersEngine
+    from forkpoint.llm import Continuation, Sampling, TransformersEngine
     from forkpoint.repo.repository import Repository
 
 _BUNDLED: Final = "bundled:smollm2"
 _SENTENCE_TOKENS: Final = 64
-_COMMIT_EVERY: Final = 4
 _KILL_AFTER: Final = 26
 _FORK_TOKENS: Final = 24
 _FORK_NAMES: Final = ("ada", "ivo", "lena")
-
-
-class DemoFailed(Error):
-    """The demonstration did not show what it promises."""
-
-    family = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +43,35 @@ class Timing:
     tokens: int
     num_bytes: int
 
+    def to_record(self) -> dict[str, object]:
+        """The row for JSON."""
+        return {"bytes": self.num_bytes, "ms": round(self.elapsed_ms, 3), "tokens": self.tokens, "what": self.what}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The resumed run beside the uninterrupted one, from the last commit before the kill on."""
+
+    tokens_before_kill: int
+    tokens_resumed: int
+    same_tokens: bool
+    same_logits: bool
+
+    @classmethod
+    def of(cls, whole: Sequence[Token], resumed: Sequence[Token], cut: int) -> Comparison:
+        """Compare what was resumed after ``cut`` tokens with that part of the whole."""
+        expected = whole[cut:]
+        return cls(
+            tokens_before_kill=cut,
+            tokens_resumed=sum(each.token is not None for each in resumed),
+            same_tokens=[each.token for each in expected] == [each.token for each in resumed],
+            same_logits=[each.logits for each in expected] == [each.logits for each in resumed],
+        )
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(demo)
-    app.command("demo-worker", hidden=True)(worker)
 
 
 def demo(
@@ -73,34 +88,11 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="forkpoint-demo-") as scratch:
         folder = keep or Path(scratch) / "demo"
         folder.mkdir(parents=True, exist_ok=True)
-        record = _Demonstration(model, dtype, folder, is_silent=as_json).show()
+        demonstration = _Demonstration(model, dtype, folder, is_silent=as_json)
+        comparison = demonstration.show()
     if as_json:
-        print_json(record)
-
-
-def worker(
-    folder: Path,
-    name: str,
-    branch: str,
-    count: int,
-    model: str = _BUNDLED,
-    dtype: str = "bfloat16",
-    commit_every: int = _COMMIT_EVERY,
-) -> None:
-    """The process that is killed, and the one that goes on: writes tokens from ``name``, committing to ``branch`` as it goes."""
-    from forkpoint.llm import TransformersEngine
-    from forkpoint.repo.repository import Repository
-
-    with Repository.open(folder) as repository:
-        engine = TransformersEngine.load(model, dtype=dtype)
-        value = engine.checkout(repository, name)
-        _tell({"id": value.id, "position": value.position, "receipt": value.receipt.to_record()})
-        for number, item in enumerate(value.stream(count), start=1):
-            value = item.continuation
-            _tell(_token_record(item))
-            if number % commit_every == 0:
-                value.commit(repository, branch, message=f"after {number} tokens")
-        value.commit(repository, branch, message="the end")
+        timings = [each.to_record() for each in demonstration.timings]
+        print_json({**asdict(comparison), "timings": timings})
 
 
 class _Demonstration:
@@ -111,9 +103,10 @@ class _Demonstration:
         self._dtype = dtype
         self._folder = folder
         self._is_silent = is_silent
-        self._timings: list[Timing] = []
+        self.timings: list[Timing] = []
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> Comparison:
+        """All acts. Raises Corrupt ``corrupt.demo`` when they do not show what they promise."""
         from forkpoint.llm import TransformersEngine
         from forkpoint.repo.repository import Repository
 
@@ -124,16 +117,17 @@ class _Demonstration:
             self._fork(scene, repository)
             cut = self._kill_in_mid_sentence(repository)
             resumed = self._resume(cut)
-            record = self._compare(engine, repository, cut, resumed)
+            comparison = self._compare(engine, repository, cut, resumed)
+            self._restore_once_more(engine, repository)
             self._show_table()
-        return record
+        return comparison
 
     # ---- the acts ----
 
     def _read_scene(self, engine: TransformersEngine, repository: Repository) -> Continuation:
         text = files("forkpoint.cli").joinpath("scene.txt").read_text()
         with progress_bar("reading the scene", "tokens") as progress:
-            scene = engine.start(text, sampling=_narrator(), progress=progress)
+            scene = engine.start(text, sampling=_narrator(engine.end_tokens), progress=progress)
         self._time("cold: the model reads it", scene.receipt.elapsed_ms, scene.position, 0)
         started = time.perf_counter()
         published = scene.commit(repository, "main", message="the scene")
@@ -160,129 +154,98 @@ class _Demonstration:
 
     def _kill_in_mid_sentence(self, repository: Repository) -> int:
         self._say(
-            f"\n3. Another process goes on from main, committing every {_COMMIT_EVERY} tokens, and gets SIGKILL in mid-sentence"
+            f"\n3. Another process goes on from main, committing every {COMMIT_EVERY} tokens, and gets SIGKILL in mid-sentence"
         )
         shown = 0
         self._say("  ", end="")
-        with self._worker("main", _SENTENCE_TOKENS) as process:
-            for record in _records(process):
-                shown += "token" in record
-                self._say(_in_one_line(record.get("text", "")), end="")
+        with self._work("main", _SENTENCE_TOKENS).start() as process:
+            _, tokens = told(process) or (None, ())
+            for token in tokens:
+                shown += token.token is not None
+                self._say(_in_one_line(token.text), end="")
                 if shown >= _KILL_AFTER:
                     process.send_signal(signal.SIGKILL)
                     break
             status = process.wait()
         if status != -signal.SIGKILL:
-            raise DemoFailed(
-                f"the worker ended with status {status} instead of being killed", code="demo", status=status
-            )
+            raise Corrupt(f"the worker ended with status {status} instead of being killed", code="demo", status=status)
         committed = _committed_tokens(repository)
         self._say(f" [killed]\n   {shown} tokens were written, {committed} of them committed")
         return committed
 
-    def _resume(self, cut: int) -> list[dict[str, Any]]:
+    def _resume(self, cut: int) -> list[Token]:
         self._say("\n4. A new process resumes the branch")
-        resumed: list[dict[str, Any]] = []
-        with self._worker("sentence", _SENTENCE_TOKENS - cut) as process:
-            for record in _records(process):
-                if "receipt" in record:
-                    self._show_receipt(record["receipt"])
-                    self._say("   ...", end="")
-                else:
-                    resumed.append(record)
-                    self._say(_in_one_line(record["text"]), end="")
+        resumed: list[Token] = []
+        with self._work("sentence", _SENTENCE_TOKENS - cut).start() as process:
+            restored, tokens = told(process) or (None, ())
+            if restored is not None:
+                self._show_receipt(restored)
+                self._say("   ...", end="")
+            for token in tokens:
+                resumed.append(token)
+                self._say(_in_one_line(token.text), end="")
             if process.wait() != 0:
-                raise DemoFailed("the second worker failed; its message is above", code="demo")
+                raise Corrupt("the second worker failed; its message is above", code="demo")
         self._say("")
         return resumed
 
     def _compare(
-        self, engine: TransformersEngine, repository: Repository, cut: int, resumed: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+        self, engine: TransformersEngine, repository: Repository, cut: int, resumed: Sequence[Token]
+    ) -> Comparison:
         self._say("\n5. The same sentence without any interruption, in this process")
-        whole = [_token_record(item) for item in engine.checkout(repository, "main").stream(_SENTENCE_TOKENS)]
-        expected = whole[cut:]
-        num_tokens = sum("token" in item for item in resumed)
-        same_tokens = [item.get("token") for item in expected] == [item.get("token") for item in resumed]
-        same_logits = [item.get("logits") for item in expected] == [item.get("logits") for item in resumed]
-        self._say(f"   token ids after the kill: {_verdict(same_tokens)} ({num_tokens} tokens)")
+        whole = [Token.of(item) for item in engine.checkout(repository, "main").stream(_SENTENCE_TOKENS)]
+        found = Comparison.of(whole, resumed, cut)
+        num_tokens = found.tokens_resumed
+        self._say(f"   token ids after the kill: {_verdict(found.same_tokens)} ({num_tokens} tokens)")
         self._say(
-            f"   logits after the kill:    {_verdict(same_logits)} (every bit of {num_tokens} x {engine.vocabulary:,} float32)"
+            f"   logits after the kill:    {_verdict(found.same_logits)} (every bit of {num_tokens} x {engine.vocabulary:,} float32)"
         )
-        record = {
-            "same_logits": same_logits,
-            "same_tokens": same_tokens,
-            "timings": [
-                {"bytes": t.num_bytes, "ms": round(t.elapsed_ms, 3), "tokens": t.tokens, "what": t.what}
-                for t in self._timings
-            ],
-            "tokens_before_kill": cut,
-            "tokens_resumed": num_tokens,
-        }
-        if not (same_tokens and same_logits and num_tokens):
-            raise DemoFailed(
-                "the resumed run differs from the uninterrupted one",
-                code="demo",
-                same_tokens=same_tokens,
-                same_logits=same_logits,
-            )
+        if not (found.same_tokens and found.same_logits and num_tokens):
+            raise Corrupt("the resumed run differs from the uninterrupted one", code="demo", **asdict(found))
+        return found
+
+    def _restore_once_more(self, engine: TransformersEngine, repository: Repository) -> None:
         started = time.perf_counter()
         first = next(iter(engine.checkout(repository, "main").stream(1)))
         self._time("restore and first token", _ms_since(started), first.continuation.position, 0)
-        return record
 
     # ---- showing ----
 
-    def _show_receipt(self, receipt: dict[str, Any]) -> None:
-        milliseconds = receipt["elapsed_us"] / 1000
-        self._time("restored after kill -9", milliseconds, receipt["tokens_restored"], receipt["bytes_restored"])
+    def _show_receipt(self, restored: Restored) -> None:
+        self._time("restored after kill -9", restored.elapsed_ms, restored.tokens_restored, restored.bytes_restored)
         self._say(
-            f"   receipt: {receipt['tokens_restored']} tokens restored, {receipt['tokens_computed']} computed, "
-            f"{receipt['chunks_verified']} chunks verified by digest, {milliseconds:.1f} ms, claim: {receipt['claim']}"
+            f"   receipt: {restored.tokens_restored} tokens restored, {restored.tokens_computed} computed, "
+            f"{restored.chunks_verified} chunks verified by digest, {restored.elapsed_ms:.1f} ms, claim: {restored.claim}"
         )
 
     def _show_table(self) -> None:
-        cold = self._timings[0].elapsed_ms
+        cold = self.timings[0].elapsed_ms
         self._say(f"\n{'':28s}{'ms':>10s}{'tokens':>9s}{'bytes':>14s}{'GB/s':>8s}{'against cold':>15s}")
-        for row in self._timings:
+        for row in self.timings:
             rate = f"{row.num_bytes / row.elapsed_ms / 1e6:8.2f}" if row.num_bytes else " " * 8
             moved = f"{row.num_bytes:14,}" if row.num_bytes else " " * 14
             self._say(f"{row.what:28s}{row.elapsed_ms:10.2f}{row.tokens:9d}{moved}{rate}{cold / row.elapsed_ms:14.1f}x")
         self._say("\nResumed bit for bit.")
 
     def _time(self, what: str, elapsed_ms: float, tokens: int, num_bytes: int) -> None:
-        self._timings.append(Timing(what=what, elapsed_ms=elapsed_ms, tokens=tokens, num_bytes=num_bytes))
+        self.timings.append(Timing(what=what, elapsed_ms=elapsed_ms, tokens=tokens, num_bytes=num_bytes))
 
     def _say(self, text: str, *, end: str = "\n") -> None:
         if not self._is_silent:
             print(text, end=end, flush=True)
 
-    def _worker(self, name: str, count: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "forkpoint.cli.main",
-            "demo-worker",
-            str(self._folder),
-            name,
-            "sentence",
-            str(count),
-        ]
-        return subprocess.Popen(
-            [*command, "--model", self._model, "--dtype", self._dtype], stdout=subprocess.PIPE, text=True
+    def _work(self, name: str, count: int) -> Work:
+        return Work(
+            folder=self._folder, name=name, branch="sentence", count=count, model=self._model, dtype=self._dtype
         )
 
 
-def _narrator() -> Sampling:
+def _narrator(end_tokens: Iterable[int]) -> Sampling:
+    """A storyteller who does not come to an end: the kill is to find the worker in mid-sentence with any model."""
     from forkpoint.llm import Sampling
 
-    return Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=20)
-
-
-def _token_record(item: StreamedToken) -> dict[str, Any]:
-    if item.choice is None or item.logits is None:
-        return {"text": item.text}
-    return {"logits": digest_of([item.logits.tobytes()]), "text": item.text, "token": item.choice.token}
+    never = tuple((token, -100.0) for token in sorted(end_tokens))
+    return Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, logit_bias=never, seed=20)
 
 
 def _committed_tokens(repository: Repository) -> int:
@@ -291,22 +254,12 @@ def _committed_tokens(repository: Repository) -> int:
     return (positions[1] or 0) - (positions[0] or 0)
 
 
-def _tell(record: dict[str, Any]) -> None:
-    print(json.dumps(record), flush=True)
-
-
-def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
-
-
 def _ms_since(started: float) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
 def _in_one_line(text: str) -> str:
-    return text.replace("\n", " ")
+    return printable(text.replace("\n", " "))
 
 
 def _verdict(is_equal: bool) -> str:

@@ -18,6 +18,7 @@ from forkpoint import __version__
 from forkpoint.cli import (
     chat,
     demo,
+    demo_worker,
     diff,
     exchange,
     history,
@@ -41,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (repositories, refs, history, diff, exchange, objects, maintenance, models, chat, demo):
+for _module in (repositories, refs, history, diff, exchange, objects, maintenance, models, chat, demo, demo_worker):
     _module.register(app)
 
 _INTERRUPTED: Final = 130
