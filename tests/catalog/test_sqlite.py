@@ -313,7 +313,7 @@ def test_a_full_disk_is_a_typed_error_and_changes_nothing(catalog: Catalog) -> N
     def limit(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA max_page_count = 60")
 
-    catalog.close()
+    catalog._engines.dispose()  # the next use connects again, with the limit
     with pytest.raises(CapacityExceeded) as caught:
         add(catalog, *(manifest_row(str(i)) for i in range(2_000)))
     assert caught.value.code == "capacity.disk"
