@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.store.damage import damage_in
 from tests.store.processes import start
 
 from forkpoint.errors import CapacityExceeded, Unavailable
@@ -40,7 +41,7 @@ class TestFaultyStoreWithoutFaults(StoreContract):
 
     @pytest.fixture
     def damage(self, inner: MemoryStore) -> Damage:
-        return inner.damage
+        return damage_in(inner)
 
 
 class TestSlowStore(StoreContract):
@@ -50,7 +51,7 @@ class TestSlowStore(StoreContract):
 
     @pytest.fixture
     def damage(self, inner: MemoryStore) -> Damage:
-        return inner.damage
+        return damage_in(inner)
 
 
 def test_a_fault_before_an_operation_keeps_it_from_happening(inner: MemoryStore) -> None:

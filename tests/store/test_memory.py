@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.store.damage import damage_in
 
 from forkpoint.store.memory import MemoryStore
 from forkpoint.testing.store_contract import Damage, StoreContract
@@ -15,4 +16,4 @@ class TestMemoryStore(StoreContract):
 
     @pytest.fixture
     def damage(self, store: MemoryStore) -> Damage:
-        return store.damage
+        return damage_in(store)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from threading import Lock
 from typing import Final, final
 
-from forkpoint.ids import Bytes, ObjectId, ObjectKind, digest_of, parse_object_id
+from forkpoint.ids import ObjectId, ObjectKind, digest_of, parse_object_id
 from forkpoint.store.base import NewObject, PutReceipt
 from forkpoint.store.refusals import absent, check_range, damaged
 
@@ -77,13 +77,6 @@ class MemoryStore:
         with self._lock:
             present = [object_id for each, object_id in self._objects if each is kind]
         yield from present
-
-    def damage(self, kind: ObjectKind, object_id: ObjectId, data: Bytes) -> None:
-        """For tests of repair: let ``data`` stand where the bytes of a present object were, as a bad disk would."""
-        self._get(kind, object_id)
-        with self._lock:
-            self._objects[kind, object_id] = bytes(data)
-            self._verified.discard((kind, object_id))
 
     def _get(self, kind: ObjectKind, object_id: ObjectId) -> bytes:
         data = self._objects.get((kind, parse_object_id(object_id)))
