@@ -1,7 +1,7 @@
 """How a batch of objects is best made durable, and what reading costs: the figures behind ``store/publication.py`` and ``files.py``.
 
-``python benchmarks/store.py [--quick] [--json FILE] [--no-peers]``. Each strategy writes the same bytes in turn; medians. The local store is
-one row; the others are the same steps written out plainly, so that they can be compared.
+``python benchmarks/store.py [--quick] [--json FILE] [--no-peers]``. Each strategy writes the same bytes in turn; medians. The local
+store is one row; the others are the same steps written out plainly, so that they can be compared.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from forkpoint.ids import Bytes, ObjectId, ObjectKind
 
 _MAX_PARTS_PER_WRITE: Final = max(os.sysconf("SC_IOV_MAX"), 16)
 _READ_BYTES: Final = 256 * 1024
-"""Measured best for hashing by read: 1.36 ms for 5.9 MB in the page cache, 1.78 ms with 4 MiB."""
+"""Fits the caches of a core: each piece is hashed while it is still there (benchmarks/store.py measures the whole)."""
 
 _MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -61,7 +61,7 @@ def identity_of(fd: int) -> FileIdentity:
 class FileMemory:
     """Objects for which something was established about the file that had an identity; the oldest are forgotten.
 
-    Safe from several threads. About 400 bytes an entry.
+    Safe from several threads.
     """
 
     def __init__(self, max_entries: int = 32_768) -> None:
@@ -153,7 +153,7 @@ def map_view(fd: int, start: int, stop: int) -> memoryview:
 
     ``mmap.mmap`` of a file holds a duplicate of the descriptor as long as it lives (before Python 3.13 always), so a
     thousand live views would reach the usual limit of open files. Here it owns anonymous address space, over which the file
-    is mapped. Neither MAP_POPULATE nor MADV_WILLNEED is used: copying 5.9 MB out took the same time or longer with them.
+    is mapped.
     """
     import numpy as np  # a tenth of a second that commands which read no object do not pay
 

@@ -35,7 +35,7 @@ from forkpoint.store.refusals import absent, check_range, damaged
 from forkpoint.store.staging import sweep
 
 _COPY_BYTES: Final = 64 * 1024
-"""Up to this size a copy is cheaper than a mapping and its page faults."""
+"""Up to this size an object is copied, which spares it a mapping and its page faults."""
 
 
 @final
@@ -75,7 +75,7 @@ class LocalStore:
     def put_many(self, batch: Iterable[NewObject]) -> list[PutReceipt]:
         """See ``Store.put_many``. No object of the batch becomes visible before the bytes of all are on the disk.
 
-        8 objects of 5.9 MB take about as long as one plain file of 47 MB with one fsync (publication.py has the figures).
+        benchmarks/store.py compares it with one plain file of as many bytes (publication.py has the figures).
         """
         receipts: list[PutReceipt] = []
         present: list[tuple[ObjectKind, ObjectId, FileIdentity]] = []

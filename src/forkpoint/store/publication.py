@@ -3,21 +3,18 @@
 Knows the layout and the staging folder; does not decide whether an object must be written. Invariant: a name appears in an
 object folder only after the bytes it names are on the disk.
 
-Measured on an otherwise idle machine with ext4, two cores and flushes of 0.2 ms (medians of 7 to 9; 8 x 5.9 MB, then
-200 x 20 KB; one plain file of as many bytes with one fsync took 40 and 6 ms):
+benchmarks/store.py writes 8 x 5.9 MB, then 200 x 20 KB, in each of these ways. One run on a machine with ext4 and two cores, beside
+other work (medians):
 
-    write all, then fdatasync one by one                 48-53 ms   43-56 ms
-    write all, then fdatasync from 4 threads             46         42-48
-    fdatasync of each file from a thread while the next
-    is hashed and written (as here, with 4 threads)      32-35      44-46
-    the same with sync_file_range first                  35         48-50
-    syncfs once for the data                             44         39
-    syncfs once for the data and once for the names      41         35
+    one plain file of as many bytes, one fsync            56 ms      7 ms
+    as here: fdatasync of each file from one of 4
+    threads while the next is hashed and written          57        100
+    all written, then fdatasync one by one                94         96
+    all written, then fdatasync from 4 threads            85         81
+    all written, then one syncfs for the data             83         60
 
-So the flush of each file starts early, on threads: as fast as anything for large objects. More threads gain nothing on that
-disk, but on one with slow flushes they let the file system commit several at once. syncfs gains a little for many small
-objects, but waits for everything that other programs have written to the file system, and reports errors only since Linux
-5.8: not used. Hashing first and then writing was as fast as both at once on two threads, and a present object costs no write.
+So the flush of each file starts early, which is what counts for chunks of usual size. syncfs waits for everything that other
+programs have written to the file system, and reports errors only since Linux 5.8: not used.
 """
 
 from __future__ import annotations

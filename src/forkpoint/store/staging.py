@@ -48,7 +48,7 @@ class Staging:
 
     def move(self, path: str, target: Path) -> None:
         """Rename a file from ``create`` to ``target``, replacing what is there. Raises FileNotFoundError without its folder."""
-        os.replace(path, target)  # noqa: PTH105 - half the time of Path.replace, once an object
+        os.replace(path, target)  # noqa: PTH105 - makes no Path, once an object
         self._paths.discard(path)
 
     def close(self) -> None:
