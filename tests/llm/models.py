@@ -140,8 +140,8 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 def load(folder: Path | str, cache: Path | None, *, dtype: str = "float32", **options: Any) -> TransformersEngine:
-    """The engine on one thread, with its cache beside the tests."""
-    return TransformersEngine.load(str(folder), dtype=dtype, threads=1, cache_dir=cache, **options)
+    """The engine, on one thread unless asked for more, with its cache beside the tests."""
+    return TransformersEngine.load(str(folder), dtype=dtype, cache_dir=cache, **({"threads": 1} | options))
 
 
 def model_of(engine: TransformersEngine) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.llm.models import (
 )
 from torch import nn
 
-from forkpoint.errors import Conflict, Incompatible, InvalidInput
+from forkpoint.errors import CapacityExceeded, Conflict, Incompatible, InvalidInput
 from forkpoint.llm import Continuation, TransformersEngine
 from forkpoint.repo.repository import Repository
 
@@ -35,6 +36,94 @@ TOKENS = some_tokens(600)
 def folder(folders: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy of the tiny Llama, to be changed."""
     return Path(shutil.copytree(folders("llama"), tmp_path / "model"))
+
+
+# -- what decides the bits of a pass ------------------------------------------------------------------------------------
+
+
+def test_another_number_of_threads_is_another_execution(folder: Path, model_cache: Path, repo: Repository) -> None:
+    load(folder, model_cache, threads=1).start(TOKENS[:300]).commit(repo, "main")
+    two = load(folder, model_cache, threads=2)
+    with pytest.raises(Incompatible, match="threads") as refusal:
+        two.checkout(repo, "main")
+    assert refusal.value.code == "incompatible.execution_identity"
+    torch.set_num_threads(1)
+
+
+def test_a_pass_runs_with_the_threads_of_the_load(folder: Path, model_cache: Path) -> None:
+    engine = load(folder, model_cache, threads=1)
+    value = engine.start(TOKENS[:300])
+    torch.set_num_threads(2)
+    try:
+        assert engine.start(TOKENS[:300]).id == value.id
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_automatic_casting_around_a_call_changes_nothing(engine: TransformersEngine) -> None:
+    plain = engine.start(TOKENS[:40]).logits()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same_bits(engine.start(TOKENS[:40]).logits(), plain)
+
+
+def test_a_setting_of_torch_that_was_changed_since_the_load_is_refused(engine: TransformersEngine) -> None:
+    value = engine.start(TOKENS[:40])
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(Incompatible, match="matmul_precision") as refusal:
+            value.extend(TOKENS[:3])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert refusal.value.code == "incompatible.settings"
+    assert value.extend(TOKENS[:3]).position == 42
+
+
+def test_what_ends_a_generation_is_part_of_the_execution_identity(
+    folder: Path, model_cache: Path, repo: Repository
+) -> None:
+    load(folder, model_cache).start(TOKENS[:40]).commit(repo, "main")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 77}))
+    with pytest.raises(Incompatible, match="end_tokens"):
+        load(folder, model_cache).checkout(repo, "main")
+
+
+def test_a_restore_across_an_execution_difference_stays_noted_in_all_that_follows(
+    folder: Path, model_cache: Path, repo: Repository
+) -> None:
+    load(folder, model_cache, threads=2).start(TOKENS[:40]).commit(repo, "main")
+    engine = load(folder, model_cache, threads=1)
+    value = engine.checkout(repo, "main", allow_execution_difference=True).extend(TOKENS[40:50])
+    assert value.receipt.claim == "bytes"
+    assert "threads" in value.receipt.notes[0]
+    value.commit(repo, "main")
+    again = engine.checkout(repo, "main")
+    assert (again.receipt.claim, again.receipt.notes) == ("bytes", value.receipt.notes)
+
+
+def test_a_changed_configuration_beside_cached_weights_is_digested_anew(
+    folder: Path, model_cache: Path, repo: Repository
+) -> None:
+    load(folder, model_cache)
+    edit_config(folder, num_hidden_layers=2)
+    load(folder, model_cache).start(TOKENS[:40]).commit(repo, "main")
+
+
+def test_a_state_longer_than_the_context_is_refused_before_anything_is_read(
+    folder: Path, model_cache: Path, repo: Repository
+) -> None:
+    load(folder, model_cache).start(TOKENS[:300]).commit(repo, "main")
+    small = load(folder, model_cache, max_context=200)
+    with pytest.raises(CapacityExceeded) as refusal:
+        small.checkout(repo, "main")
+    assert refusal.value.code == "capacity.context"
+    assert small.stats()["buffers"] == 0
+
+
+def test_windowed_layers_are_a_group_of_their_own(folders: Callable[[str], Path], model_cache: Path) -> None:
+    kinds = {group.kind for group in load(folders("gemma3"), model_cache).groups}
+    assert kinds == {"tokens", "window"}
 
 
 # -- stored under one model, opened under another ---------------------------------------------------------------------
@@ -118,11 +207,11 @@ def test_one_name_with_other_weights_is_another_state_identity(tmp_path: Path, m
     assert load(one, model_cache).fingerprint == second
 
 
-def test_what_changes_no_state_is_in_neither_identity(
+def test_what_changes_no_state_is_not_in_its_identity(
     engine: TransformersEngine, folder: Path, model_cache: Path
 ) -> None:
     short = load(folder, model_cache, max_context=100)
-    assert short.fingerprint.state == engine.fingerprint.state
+    assert short.fingerprint == engine.fingerprint
     edit_config(folder, use_cache=False, eos_token_id=2)
     assert load(folder, model_cache).fingerprint.state == engine.fingerprint.state
 

@@ -84,8 +84,34 @@ def test_a_session_that_is_reset_after_a_restore_is_trusted_again(engine: Transf
     session.reset()
     for token in TOKENS[:257]:
         session.step(token)
-    session.continuation(5).commit(repo, "session")
-    assert engine.start(TOKENS[:300], repository=repo).receipt.tokens_restored == 256
+    published = session.continuation(5).commit(repo, "session")
+    assert repo.row(published.manifest_id).is_trusted
+
+
+def test_only_chunks_that_were_prefilled_in_one_piece_are_found_by_a_cold_start(
+    engine: TransformersEngine, repo: Repository
+) -> None:
+    engine.start(TOKENS[:300]).generate(300).commit(repo, "decoded")
+    told = engine.checkout(repo, "decoded").tokens
+    assert engine.start(told, repository=repo).receipt.tokens_restored == 256
+    engine.start(TOKENS[300:400]).extend(TOKENS[400:900]).commit(repo, "ragged")
+    assert engine.start(TOKENS[300:900], repository=repo).receipt.tokens_restored == 0
+    engine.checkout(repo, "ragged").extend(TOKENS[:300]).commit(repo, "ragged")
+    assert engine.start([*TOKENS[300:900], *TOKENS[:300]], repository=repo).receipt.tokens_restored == 0
+
+
+def test_a_warm_start_has_the_bits_of_a_cold_one(engine: TransformersEngine, repo: Repository) -> None:
+    cold = engine.start(TOKENS[:700])
+    engine.start(TOKENS[:600]).commit(repo, "main")
+    warm = engine.start(TOKENS[:700], repository=repo)
+    assert warm.receipt.tokens_restored == 512
+    assert warm.id == cold.id
+
+
+def test_the_mark_of_prefilled_chunks_survives_a_commit(engine: TransformersEngine, repo: Repository) -> None:
+    engine.start(TOKENS[:513]).commit(repo, "main")
+    engine.checkout(repo, "main").extend(TOKENS[513:770]).commit(repo, "main")
+    assert engine.start(TOKENS[:800], repository=repo).receipt.tokens_restored == 768
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])

@@ -220,7 +220,7 @@ def test_a_restore_peaks_at_its_state_and_little_more(tmp_path: Path, model_cach
     engine = load(folder, model_cache)
     runtime = engine._open()
     tokens = some_tokens(5632)
-    reservation: Any = runtime.strategy.reserve(runtime.strategy.empty(), len(tokens))
+    reservation: Any = runtime.strategy.empty().reserve(len(tokens))
     for tensor in (*reservation.buffer.keys, *reservation.buffer.values):
         tensor.normal_()
     from forkpoint.llm import DecodeSession

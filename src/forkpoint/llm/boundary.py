@@ -21,6 +21,8 @@ class Boundary:
             stop strings look at the generated part only.
         offset: tokens dropped from the front of the history by rollover; random numbers count from there.
         sampling: parameters, seed and stream.
+        prefilled: leading tokens whose chunks were each computed by one whole prefill piece, a multiple of 256: only these
+            have the bits of a cold start, and only these may enter a prefix index.
     """
 
     position: int
@@ -28,6 +30,7 @@ class Boundary:
     prompt_length: int
     offset: int
     sampling: Sampling
+    prefilled: int
 
     def to_record(self) -> Record:
         """Canonical record."""
@@ -35,6 +38,7 @@ class Boundary:
             "offset": self.offset,
             "pending": self.pending,
             "position": self.position,
+            "prefilled": self.prefilled,
             "prompt_length": self.prompt_length,
             "sampling": self.sampling.to_record(),
         }
@@ -52,7 +56,10 @@ class Boundary:
                 prompt_length=_count(record["prompt_length"]),
                 offset=_count(record["offset"]),
                 sampling=Sampling.from_record(sampling),
+                prefilled=_count(record["prefilled"]),
             )
+            if boundary.prompt_length > boundary.position + 1 or boundary.prefilled > boundary.position:
+                raise TypeError("a prompt or prefilled part longer than the history")
         except (KeyError, TypeError, InvalidInput) as error:
             raise Corrupt(f"not the boundary of a language model: {error!r}", code="boundary") from error
         return boundary

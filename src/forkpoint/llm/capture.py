@@ -32,7 +32,7 @@ def capture(
     """
     assert len(tokens) == state.length == boundary.position
     groups = tuple(
-        DraftGroup(name=spec.name, kind="tokens", chunks=tuple(_chunks(state, index, spec, tokens)))
+        DraftGroup(name=spec.name, kind=spec.kind, chunks=tuple(_chunks(state, index, spec, tokens)))
         for index, spec in enumerate(runtime.groups)
     )
     asset = Asset(

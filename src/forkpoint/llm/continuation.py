@@ -27,7 +27,7 @@ from forkpoint.llm.scoring import Score, score_alternatives
 from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
 from forkpoint.repo.publication import Publication
 from forkpoint.repo.repository import Repository
-from forkpoint.state.canonical import Record
+from forkpoint.state.canonical import Value
 from forkpoint.state.draft import Draft
 from forkpoint.state.manifest import Manifest
 from forkpoint.state.prefix import CHUNK_TOKENS
@@ -54,7 +54,17 @@ class StreamedToken:
 class Continuation:
     """See the module. Made by an engine's ``start``, ``chat``, ``checkout`` or ``restore``, never directly."""
 
-    __slots__ = ("_cursor", "_is_trusted", "_lineage", "_runtime", "completion", "messages", "receipt", "sampling")
+    __slots__ = (
+        "_caveats",
+        "_cursor",
+        "_is_trusted",
+        "_lineage",
+        "_runtime",
+        "completion",
+        "messages",
+        "receipt",
+        "sampling",
+    )
 
     def __init__(
         self,
@@ -67,12 +77,15 @@ class Continuation:
         is_trusted: bool = True,
         messages: tuple[Message, ...] = (),
         completion: Completion | None = None,
+        caveats: tuple[str, ...] = (),
     ) -> None:
         assert len(cursor.tokens) == cursor.state.length + 1
         self._runtime = runtime
         self._cursor = cursor
         self._lineage = lineage
         self._is_trusted = is_trusted
+        # What weakens the claim of everything made from this value, such as a restore across an execution difference.
+        self._caveats = caveats
         self.sampling = sampling
         """Parameters, seed and stream with which it goes on."""
         self.receipt = receipt
@@ -277,7 +290,7 @@ class Continuation:
         """
         publication = repository.publish(self._draft(), branch=branch, expect=expect, message=message)
         self._lineage.mark_committed(publication.manifest_id)
-        self._remember(repository.manifest(publication.manifest_id))
+        self._remember(publication.manifest)
         return publication
 
     def snapshot(self) -> bytes:
@@ -292,7 +305,11 @@ class Continuation:
     # ---- inside ----
 
     def _draft(self) -> Draft:
-        payload: Record = {"messages": [dict(turn) for turn in self.messages]} if self.messages else {}
+        payload: dict[str, Value] = {}
+        if self.messages:
+            payload["messages"] = [dict(turn) for turn in self.messages]
+        if self._caveats:
+            payload["caveats"] = list(self._caveats)
         return capture(
             self._runtime,
             self._cursor.state,
@@ -311,6 +328,7 @@ class Continuation:
             prompt_length=cursor.prompt_length,
             offset=cursor.offset,
             sampling=self.sampling,
+            prefilled=cursor.state.prefilled,
         )
 
     def _remember(self, manifest: Manifest) -> None:
@@ -353,7 +371,7 @@ class Continuation:
             tokens_reused=max(0, cursor.state.length - computed),
             tokens_computed=computed,
             elapsed_ms=0.0 if started is None else (time.perf_counter() - started) * 1e3,
-            notes=notes,
+            notes=(*self._caveats, *notes),
         )
         return Continuation(
             self._runtime,
@@ -364,6 +382,7 @@ class Continuation:
             is_trusted=self._is_trusted,
             messages=self.messages,
             completion=completion,
+            caveats=self._caveats,
         )
 
     def _forked(self, sampling: Sampling) -> Continuation:
@@ -379,6 +398,7 @@ class Continuation:
             is_trusted=self._is_trusted,
             messages=messages,
             completion=self.completion,
+            caveats=self._caveats,
         )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @final
 class History(Sequence[int]):
-    """Token ids; equal to any sequence of the same ids in value, not in identity."""
+    """Token ids. Equal to itself alone; compare ``tuple(history)`` for the ids."""
 
     __slots__ = ("_items", "_length", "_lock")
 

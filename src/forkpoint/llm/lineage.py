@@ -53,10 +53,10 @@ class Lineage:
 
     def mark_committed(self, manifest_id: ManifestId) -> None:
         """Note that the value was published under this id."""
-        self.parents()
         self._committed = manifest_id
         self._id = manifest_id
-        self._parent = None  # what came before a commit is not asked for again
+        if self._parents is not None:
+            self._parent = None  # what came before is not asked for again
 
     def _nearest(self) -> tuple[Parent, ...]:
         link = self._parent

@@ -67,11 +67,18 @@ def check_fits(
 
 
 def restore_groups(
-    runtime: Runtime, groups: Sequence[Group], length: int, fetch: Fetch, progress: PrefillProgress = no_progress
+    runtime: Runtime,
+    groups: Sequence[Group],
+    length: int,
+    fetch: Fetch,
+    progress: PrefillProgress = no_progress,
+    *,
+    prefilled: int,
 ) -> Restored:
     """Read the chunks of ``groups`` that cover tokens ``[0, length)`` into a new state.
 
     Raises:
+        CapacityExceeded: ``capacity.context`` for a state longer than this runtime takes.
         Corrupt: ``corrupt.continuation`` when groups or chunks are not those of this model, do not cover the range, or disagree on the
             tokens; or what ``fetch`` raises. No state exists then.
     """
@@ -87,9 +94,12 @@ def restore_groups(
     with ThreadPoolExecutor(_THREADS) as pool:
         for done, _ in enumerate(pool.map(place, work), start=1):
             progress(done, len(work))
+    tokens = _agreed_tokens(pieces, len(runtime.groups))
+    if tokens and max(tokens) >= runtime.vocabulary:
+        raise _corrupt(f"it carries token {max(tokens)}, which this model does not have")
     return Restored(
-        state=restoration.finish(),
-        tokens=_agreed_tokens(pieces, len(runtime.groups)),
+        state=restoration.finish(prefilled=prefilled),
+        tokens=tokens,
         num_chunks=len(work),
         num_bytes=sum(ref.num_bytes for _, _, ref in work),
     )
@@ -97,7 +107,7 @@ def restore_groups(
 
 def _check_groups(runtime: Runtime, groups: Sequence[Group], length: int) -> None:
     have, want = [group.name for group in groups], [spec.name for spec in runtime.groups]
-    if have != want or any(group.kind != "tokens" for group in groups):
+    if have != want or [group.kind for group in groups] != [spec.kind for spec in runtime.groups]:
         raise _corrupt(f"its groups are {have} where this model holds {want}")
     for group in groups:
         stop = 0

@@ -72,4 +72,4 @@ def _end_token(runtime: Runtime, end: Literal["ignore", "count"]) -> tuple[int, 
         return ()
     if not runtime.codec.end_tokens:
         raise InvalidInput("this model names no end token; score with end='ignore'", code="option", option="end")
-    return (min(runtime.codec.end_tokens),)
+    return runtime.codec.end_tokens[:1]

@@ -121,6 +121,8 @@ class DecodeSession:
     def restore(self, data: Bytes) -> None:
         """Go to a snapshot, of this or another process. On any error the session stays where it was.
 
+        Of a continuation's snapshot the processed tokens are taken; its pending token is the caller's next ``step``.
+
         Raises:
             Corrupt: torn or flipped bytes. Incompatible: another model; the field that differs is named.
         """
@@ -128,7 +130,9 @@ class DecodeSession:
         manifest, bundle = open_snapshot(data)
         check_fits(runtime, manifest, allow_execution_difference=False)
         boundary = Boundary.from_record(manifest.boundary)
-        restored = restore_groups(runtime, manifest.groups, boundary.position, fetch_from(bundle))
+        restored = restore_groups(
+            runtime, manifest.groups, boundary.position, fetch_from(bundle), prefilled=boundary.prefilled
+        )
         self._state, self._tokens, self._is_trusted = restored.state, History(restored.tokens), False
 
     def close(self) -> None:
@@ -145,10 +149,18 @@ class DecodeSession:
         return self._state
 
     def _draft(self) -> Draft:
-        boundary = Boundary(position=self.size, pending=None, prompt_length=self.size, offset=0, sampling=Sampling())
+        runtime, state = self._open(), self._live_state()
+        boundary = Boundary(
+            position=self.size,
+            pending=None,
+            prompt_length=self.size,
+            offset=0,
+            sampling=Sampling(),
+            prefilled=state.prefilled,
+        )
         return capture(
-            self._open(),
-            self._live_state(),
+            runtime,
+            state,
             self._tokens,
             boundary,
             parents=(),

@@ -16,7 +16,7 @@ from forkpoint.store.base import Store
 
 TOKEN_AXIS = "token"
 TOKEN_SLAB = "tokens"
-TOKEN_GROUPS = "tokens"
+TOKEN_GROUPS = ("tokens", "window")
 """The kind of the groups whose chunks carry one range of the token axis each, and their token ids."""
 
 
@@ -94,7 +94,7 @@ def token_range(ref: ChunkRef) -> tuple[int, int]:
 def _token_chunks(store: Store, manifest: Manifest) -> tuple[ChunkRef, ...]:
     """The chunks of the first group whose chunks carry token ids."""
     for group in manifest.groups:
-        if group.kind == TOKEN_GROUPS and _carries_tokens(store, group):
+        if group.kind in TOKEN_GROUPS and _carries_tokens(store, group):
             return group.chunks
     raise _corrupt("no group of kind tokens carries token ids")
 

@@ -49,13 +49,18 @@ def manifest_row(
 def prefix_rows(manifest: Manifest, tokens: Sequence[int], namespace: str) -> Iterator[PrefixRow]:
     """One row a group for every full chunk of tokens that all token-indexed groups hold, from the first to the last such.
 
+    A boundary that says how many of its tokens were prefilled in whole pieces has no rows beyond those: other chunks may have other
+    bits than a cold start of the same tokens.
+
     Args:
         tokens: the processed token ids; the pending token, which no chunk covers, makes no difference.
     """
-    groups = [group for group in manifest.groups if group.kind == TOKEN_GROUPS]
+    groups = [group for group in manifest.groups if group.kind in TOKEN_GROUPS]
     if not groups:
         return
-    keys = prefix_keys(manifest.fingerprint.state_id, namespace, tokens)
+    prefilled = manifest.boundary.get("prefilled")
+    indexed = tokens if not isinstance(prefilled, int) else tokens[:prefilled]
+    keys = prefix_keys(manifest.fingerprint.state_id, namespace, indexed)
     execution_id = manifest.fingerprint.execution_id
     full = zip(*(_full_chunks(group) for group in groups), strict=False)
     for index, (key, chunks) in enumerate(zip(keys, full, strict=False)):

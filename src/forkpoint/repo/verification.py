@@ -70,7 +70,7 @@ def _check_tokens(store: Store, manifest: Manifest) -> int:
         return 0
     history = read_tokens(store, manifest)
     for group in manifest.groups:
-        if group.kind != TOKEN_GROUPS:
+        if group.kind not in TOKEN_GROUPS:
             continue
         for ref in group.chunks:
             carries = TOKEN_SLAB in read_chunk(store, ref.chunk_id).specs

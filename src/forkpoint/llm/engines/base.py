@@ -26,7 +26,7 @@ def no_progress(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """Which claims of design section 5 hold here, and why not where they do not.
+    """Which claims of exactness hold here, and why not where they do not.
 
     ``claim`` is the strongest: ``bytes`` (1), ``continuation`` (2) or ``invariance`` (3).
     """
@@ -39,7 +39,7 @@ class TextCodec(Protocol):
     """The tokenizer and chat template of a model."""
 
     tokenizer_id: ObjectId
-    end_tokens: frozenset[int]
+    end_tokens: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of this string alone, without special tokens."""

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import jinja2
 
-from forkpoint.errors import InvalidInput
+from forkpoint.errors import Incompatible, InvalidInput
 from forkpoint.ids import ObjectId, digest_of
 
 
@@ -17,11 +17,16 @@ class TransformersCodec:
     """Wraps a transformers tokenizer. The serialised form is that of the ``tokenizers`` library (tokenizer.json)."""
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int]) -> None:
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise Incompatible(
+                f"this model's tokenizer is a {type(tokenizer).__name__}; only those of the tokenizers library can be stored",
+                code="tokenizer", field="tokenizer", have=type(tokenizer).__name__, want="a fast tokenizer",
+            )  # fmt: skip
         self._tokenizer = tokenizer
         self._serialised: bytes = tokenizer.backend_tokenizer.to_str().encode()
         self.tokenizer_id = digest_of([self._serialised])
         self.template_id = _template_id(tokenizer.chat_template)
-        self.end_tokens = frozenset(end_tokens)
+        self.end_tokens = tuple(end_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of this string alone, without special tokens."""

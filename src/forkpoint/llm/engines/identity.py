@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+from forkpoint.errors import Incompatible
 from forkpoint.ids import ObjectId
 from forkpoint.llm.engines.codec import TransformersCodec
 from forkpoint.llm.resident.base import GroupSpec
@@ -26,9 +27,13 @@ _VECTOR_UNITS: Final = ("amx", "avx", "f16c", "fma", "neon", "sve")
 _NOT_STATE: Final = {
     "_name_or_path", "_attn_implementation", "_attn_implementation_internal", "transformers_version", "dtype", "torch_dtype",
     "use_cache", "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id", "problem_type",
-    "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "initializer_range",
+    "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
+    "initializer_range", "pretraining_tp", "chunk_size_feed_forward", "is_encoder_decoder", "add_cross_attention", "is_decoder",
+    "cross_attention_hidden_size", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout",
+    "task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "quantization_config",
 }  # fmt: skip
-"""Configuration that does not change what a token's state is."""
+"""Configuration that does not change what a token's state is. Everything else does, for all that is known: a key that a later release adds
+is a difference, and is named. Weights are digested as loaded, so how they were quantised says nothing more."""
 
 
 def state_record(model: Any, codec: TransformersCodec, groups: Sequence[GroupSpec], parameters: ObjectId) -> Record:
@@ -47,11 +52,11 @@ def state_record(model: Any, codec: TransformersCodec, groups: Sequence[GroupSpe
     }
 
 
-def execution_record(device: torch.device, *, threads: int | None, rows: Record, probe: ObjectId) -> Record:
-    """What must match for the same steps to give the same bits. ``threads`` is None where their number changes nothing."""
+def machine_record(device: torch.device) -> Record:
+    """The part of an execution identity that the machine and the installed libraries decide."""
     return {
         "compile": "none",
-        "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": device.type,
         "engine": "forkpoint.transformers",
         "instruction_set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}: {_vector_units()}",
         "kernel": KERNEL,
@@ -60,9 +65,6 @@ def execution_record(device: torch.device, *, threads: int | None, rows: Record,
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
-        "probe": probe,
-        "rows": rows,
-        "threads": threads,
     }
 
 
@@ -82,4 +84,9 @@ def _canonical(value: object) -> Value:
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
         return [_canonical(item) for item in items]
-    return str(value)
+    if isinstance(value, torch.dtype):
+        return str(value)
+    raise Incompatible(
+        f"the configuration holds a {type(value).__name__}, which has no canonical form; this model cannot be identified",
+        code="architecture", field="config", have=type(value).__name__, want="plain values",
+    )  # fmt: skip

@@ -6,6 +6,7 @@ with the layer and its class named.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -21,6 +22,8 @@ from forkpoint.llm.resident.base import AttentionCall, GroupSpec, State
 _SUPPORTED: Final = (DynamicLayer, DynamicSlidingWindowLayer)
 _ATTENTION_KINDS: Final = {"full_attention", "sliding_attention"}
 _PROBE_TOKENS: Final = 4
+_UNSTATED_CONTEXT: Final = 1 << 17
+_VARYING_ROPE: Final = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class _Shape:
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    window: int | None
 
 
 @final
@@ -41,7 +45,7 @@ class _Recorder:
         self.shapes: dict[int, _Shape] = {}
 
     def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.shapes[call.layer] = _Shape(key.shape[1], key.shape[2], value.shape[2], key.dtype)
+        self.shapes[call.layer] = _Shape(key.shape[1], key.shape[2], value.shape[2], key.dtype, call.window)
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
     def commit(self) -> State:
@@ -61,6 +65,10 @@ def find_groups(model: Any) -> tuple[GroupSpec, ...]:
     for index, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) not in _SUPPORTED:
             raise _unsupported(f"layer {index} keeps its state in a {type(layer).__name__}")
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None)
+    varying = sorted(_rope_types(rope) & _VARYING_ROPE)
+    if varying:
+        raise _unsupported(f"its positions ({', '.join(varying)}) are computed anew as the text grows")
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or _ATTENTION_KINDS)
     if not kinds <= _ATTENTION_KINDS:
         raise _unsupported(f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION_KINDS))}")
@@ -77,6 +85,19 @@ def find_groups(model: Any) -> tuple[GroupSpec, ...]:
         missing = sorted(set(range(expected)) - set(recorder.shapes))
         raise _unsupported(f"layers {missing} hold state that is not keys and values")
     return _grouped(recorder.shapes)
+
+
+def context_limit(model: Any) -> int:
+    """Tokens that the model itself takes at most."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _UNSTATED_CONTEXT)
+
+
+def _rope_types(rope: object) -> set[str]:
+    """Every ``rope_type`` in the parameters of a model, which may keep one set for each kind of layer."""
+    if not isinstance(rope, Mapping):
+        return set()
+    own = rope.get("rope_type")
+    return ({own} if isinstance(own, str) else set()).union(*map(_rope_types, rope.values()))
 
 
 def learned_positions(model: Any) -> bool:
@@ -102,6 +123,7 @@ def _grouped(shapes: dict[int, _Shape]) -> tuple[GroupSpec, ...]:
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
             dtype=shape.dtype,
+            window=shape.window,
         )
         for index, (shape, layers) in enumerate(kinds.items())
     )

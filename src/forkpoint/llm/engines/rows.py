@@ -2,7 +2,8 @@
 
 A forward pass runs any number of rows, flat. Each *segment* of rows is one lane's append, and attends only to its own lane. Rows that
 belong to no segment are padding: token-parallel layers compute them, nothing keeps them. The registered attention finds the segments in
-its keyword arguments, so there is no global state and model code stays transformers' own.
+its keyword arguments, so no pass leaves anything behind in a module and model code stays
+transformers' own. The attention itself is registered with transformers under one name when this module is imported.
 """
 
 from __future__ import annotations

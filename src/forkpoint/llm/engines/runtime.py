@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, final
 
 import numpy as np
@@ -19,12 +20,13 @@ from forkpoint.errors import InvalidInput
 from forkpoint.ids import ObjectId, digest_of
 from forkpoint.llm.engines.base import Exactness, Logits, PrefillProgress, TextCodec, no_progress
 from forkpoint.llm.engines.codec import TransformersCodec
-from forkpoint.llm.engines.identity import execution_record, state_record
-from forkpoint.llm.engines.inspection import find_groups, learned_positions
+from forkpoint.llm.engines.identity import machine_record, state_record
+from forkpoint.llm.engines.inspection import context_limit, find_groups, learned_positions
+from forkpoint.llm.engines.numerics import Numerics
 from forkpoint.llm.engines.rows import STEP_KEYWORD, Step, lay_out
 from forkpoint.llm.engines.sources import LoadedModel
 from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weights_changed
-from forkpoint.llm.resident.base import GroupSpec, Reservation, State, Strategy
+from forkpoint.llm.resident.base import GroupSpec, Reservation, State, Strategy, beyond_context
 from forkpoint.state.canonical import Record
 from forkpoint.state.fingerprint import Fingerprint
 from forkpoint.state.prefix import CHUNK_TOKENS
@@ -34,7 +36,7 @@ MIN_ROWS: Final = 4
 
 _PIECE_ROWS: Final = CHUNK_TOKENS
 _HEAD_ROWS: Final = (32, 16, 8, 4)
-_PROBE_TOKENS: Final = tuple(range(1, 49))
+_PROBE_TOKENS: Final = CHUNK_TOKENS + 44
 _PROBE_ALTERNATIVES: Final = (1, 2, 5, 9, 17, 33, 64, 120)
 
 MakeStrategy = Callable[[Sequence[GroupSpec], int, torch.device], Strategy]
@@ -58,11 +60,19 @@ class TransformersRuntime:
         self.codec: TextCodec = codec
         self.groups = find_groups(model)
         self.strategy = strategy(self.groups, max_context, model.device)
+        self._probe_strategy = strategy(self.groups, context_limit(model), model.device)
+        self._numerics = Numerics.current()
         self._parameters = parameters
         self._watch = WeightsWatch(model)
         self._are_rows_alike: bool | None = None
         self.fingerprint = self._fingerprint(state_record(model, codec, self.groups, parameters))
         self.exactness = self._exactness()
+
+    @contextmanager
+    def between_passes(self) -> Iterator[None]:
+        """No pass runs while the block does."""
+        with self._lock:
+            yield
 
     def check_weights(self) -> None:
         """Compare the parameters' version counters with those at load."""
@@ -77,6 +87,11 @@ class TransformersRuntime:
     def advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
         """Process tokens in pieces that end at absolute multiples of 256."""
         self.check_tokens(tokens)
+        if state.length + len(tokens) > self.max_context:
+            raise beyond_context(state.length + len(tokens), self.max_context)
+        return self._advance(state, tokens, progress)
+
+    def _advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
         done = 0
         while done < len(tokens):
             size = min(len(tokens) - done, _PIECE_ROWS - state.length % _PIECE_ROWS)
@@ -89,6 +104,9 @@ class TransformersRuntime:
     def step(self, state: State, token: int) -> tuple[State, Logits]:
         """Process one token and return ``[vocabulary]`` logits."""
         self.check_tokens((token,))
+        return self._step(state, token)
+
+    def _step(self, state: State, token: int) -> tuple[State, Logits]:
         state, logits = self._append(state, (token,), room=0, run=self._logits)
         return state, logits[0]
 
@@ -125,7 +143,7 @@ class TransformersRuntime:
     def _evaluate_batch(self, state: State, batch: Sequence[Sequence[int]]) -> list[Logits]:
         with self._lock:
             self._watch.check()
-            owner, branches = self.strategy.reserve_branches(state, [len(tokens) for tokens in batch])
+            owner, branches = state.reserve_branches([len(tokens) for tokens in batch])
             try:
                 step = lay_out(list(zip(batch, branches, strict=True)), min_rows=MIN_ROWS)
                 logits = self._logits(step)
@@ -138,7 +156,7 @@ class TransformersRuntime:
     ) -> tuple[State, Logits]:
         with self._lock:
             self._watch.check()
-            reservation: Reservation = self.strategy.reserve(state, len(tokens), room=room)
+            reservation: Reservation = state.reserve(len(tokens), room=room)
             try:
                 logits = run(lay_out([(tokens, reservation)], min_rows=MIN_ROWS))
             except BaseException:
@@ -148,7 +166,7 @@ class TransformersRuntime:
 
     def _hidden(self, step: Step) -> Logits:
         tokens, positions = step.inputs(self._model.device)
-        with torch.inference_mode():
+        with self._numerics.held(self._model.device):
             self._model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
         return np.empty((0, self.vocabulary), dtype=np.float32)
 
@@ -157,7 +175,7 @@ class TransformersRuntime:
         tokens, positions = step.inputs(self._model.device)
         num_live = sum(len(segment.tokens) for segment in step.segments)
         keep = {"logits_to_keep": torch.arange(num_live, device=tokens.device)} if self._keeps_rows else {}
-        with torch.inference_mode():
+        with self._numerics.held(self._model.device):
             out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, **keep, **{STEP_KEYWORD: step})
         return np.asarray(out.logits[0, :num_live].float().cpu().numpy())
 
@@ -173,13 +191,15 @@ class TransformersRuntime:
                 )
 
     def _fingerprint(self, state: Record) -> Fingerprint:
-        threads = torch.get_num_threads()
-        probe = self._probe()
-        rows: dict[str, int] = {"head": self._head_rows, "min": MIN_ROWS, "piece": _PIECE_ROWS}
-        needs_threads = threads if threads > 1 and self._probe_alone() != probe else None
-        return Fingerprint(
-            state=state, execution=execution_record(self._model.device, threads=needs_threads, rows=rows, probe=probe)
-        )
+        execution: Record = {
+            **machine_record(self._model.device),
+            "context": self.max_context if self.rolls_over else None,
+            "end_tokens": sorted(self.codec.end_tokens),
+            "probe": self._probe(),
+            "rows": {"head": self._head_rows, "min": MIN_ROWS, "piece": _PIECE_ROWS},
+            "settings": self._numerics.to_record(),
+        }
+        return Fingerprint(state=state, execution=execution)
 
     def _exactness(self) -> Exactness:
         if self._probe() != self.fingerprint.execution["probe"]:
@@ -193,21 +213,18 @@ class TransformersRuntime:
             ),
         )
 
-    def _probe_alone(self) -> ObjectId:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return self._probe()
-        finally:
-            torch.set_num_threads(threads)
-
     def _probe(self) -> ObjectId:
-        """Digest of the bits of a fixed run: a prefill, three steps, their keys and values."""
-        tokens = [token % self.vocabulary for token in _PROBE_TOKENS[: self.max_context - 4]]
-        state = self.advance(self.strategy.empty(), tokens)
+        """Digest of the bits of a fixed run: a prefill of a whole piece and a part of one, three steps, their keys and values.
+
+        Runs in memory of its own, as long as the model allows, so that it does not depend on ``max_context``.
+        """
+        length = min(_PROBE_TOKENS, self._probe_strategy.page_size - 3)
+        state = self._advance(
+            self._probe_strategy.empty(), [1 + token % (self.vocabulary - 1) for token in range(length)]
+        )
         parts: list[bytes | memoryview | bytearray] = []
         for token in (1, 2, 3):
-            state, logits = self.step(state, token % self.vocabulary)
+            state, logits = self._step(state, token % self.vocabulary)
             parts.append(logits.tobytes())
         for group in range(len(self.groups)):
             keys, values = state.slab_pieces(group, 0, state.length)

@@ -28,6 +28,9 @@ from forkpoint.errors import InvalidInput, NotFound, Unavailable
 BUNDLED: Final = "bundled:smollm2"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_DECIDING: Final = ("*.json", "*.py", "*.jinja", "*.model")
+"""Files beside the weights that decide what is loaded from them."""
+
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 Note = Callable[[str], None]
@@ -36,7 +39,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model and tokenizer of transformers, and the files their weights came from (empty for a hub id)."""
+    """A model and tokenizer of transformers, and the files that decide what they are (empty for a hub id)."""
 
     name: str
     model: Any
@@ -74,7 +77,7 @@ def load_model(
         place = _dequantised(place, dtype, cache, note)
     files: tuple[Path, ...] = ()
     if isinstance(place, Path):
-        files = _weight_files(place)
+        files = (*_weight_files(place), *(path for pattern in _DECIDING for path in sorted(place.glob(pattern))))
     note(f"loading {source} as {dtype}")
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
@@ -159,15 +162,30 @@ def _dequantised(path: Path, dtype: str, cache: Path, note: Note) -> Path:
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=cache / "models"))
     try:
         _convert(path, dtype, partial)
+        for file in partial.iterdir():
+            _flush(file)
+        _flush(partial)
         os.rename(partial, folder)  # noqa: PTH104
+        _flush(folder.parent)
     except OSError as error:
         if not folder.is_dir():
             raise Unavailable(
                 f"{path} could not be dequantised into {cache}: {error}", code="model", model=str(path)
             ) from error
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, IndexError) as error:
+        raise _load_failure(str(path), path, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _flush(path: Path) -> None:
+    """Return when a file's bytes, or a folder's names, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _convert(path: Path, dtype: str, folder: Path) -> None:

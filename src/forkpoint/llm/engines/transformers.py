@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, final
+from typing import final
 
 import torch
+import transformers
 from torch import Tensor
 
 from forkpoint.config import Config
@@ -17,6 +19,7 @@ from forkpoint.ids import Bytes, ManifestId, ObjectId
 from forkpoint.llm.boundary import Boundary
 from forkpoint.llm.continuation import Continuation, Message
 from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
+from forkpoint.llm.engines.inspection import context_limit
 from forkpoint.llm.engines.rows import ATTENTION
 from forkpoint.llm.engines.runtime import TransformersRuntime
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
@@ -34,8 +37,6 @@ from forkpoint.repo.repository import Repository
 from forkpoint.state.fingerprint import Fingerprint
 from forkpoint.state.manifest import Manifest
 
-_UNSTATED_CONTEXT: Final = 1 << 17
-
 
 @final
 class TransformersEngine:
@@ -46,7 +47,7 @@ class TransformersEngine:
 
     def __init__(self, runtime: TransformersRuntime, loaded: LoadedModel) -> None:
         self._runtime: TransformersRuntime | None = runtime
-        self._loaded = loaded
+        self._loaded: LoadedModel | None = loaded
 
     @classmethod
     def load(
@@ -130,7 +131,7 @@ class TransformersEngine:
 
     def stats(self) -> dict[str, int]:
         """What is resident: ``buffers`` and ``state_bytes``."""
-        strategy = self._strategy()
+        strategy = self._open().strategy
         return {"buffers": strategy.num_buffers(), "state_bytes": strategy.num_resident_bytes()}
 
     def encode(self, text: str) -> list[int]:
@@ -229,20 +230,23 @@ class TransformersEngine:
             Conflict: ``conflict.weights`` while continuations or sessions of this model are alive.
             InvalidInput: ``invalid_input.parameters`` for an unknown name, or another shape.
         """
-        runtime = self._open()
-        alive = self._strategy().num_buffers()
-        if alive:
-            raise Conflict(
-                f"{alive} buffers of continuations of this model are alive; let go of them before changing its weights",
-                code="weights",
-                alive=alive,
-            )
-        _replace(dict(self._loaded.model.named_parameters()), parameters)
-        self._runtime = _runtime(self._loaded, digest_parameters(self._loaded.model), runtime.max_context)
+        runtime, loaded = self._open(), self._loaded
+        assert loaded is not None
+        with runtime.between_passes():
+            alive = runtime.strategy.num_buffers()
+            if alive:
+                raise Conflict(
+                    f"{alive} buffers of continuations of this model are alive; let go of them before changing its weights",
+                    code="weights",
+                    alive=alive,
+                )
+            _replace(dict(loaded.model.named_parameters()), parameters)
+        self._runtime = _runtime(loaded, digest_parameters(loaded.model), runtime.max_context)
 
     def close(self) -> None:
         """End the handle; idempotent. Memory goes when the last continuation does."""
         self._runtime = None
+        self._loaded = None
 
     # ---- inside ----
 
@@ -250,11 +254,6 @@ class TransformersEngine:
         if self._runtime is None:
             raise InvalidInput("this engine is closed; load the model again", code="closed")
         return self._runtime
-
-    def _strategy(self) -> ContiguousStrategy:
-        strategy = self._open().strategy
-        assert isinstance(strategy, ContiguousStrategy)
-        return strategy
 
     def _started(
         self,
@@ -301,7 +300,8 @@ class TransformersEngine:
     ) -> Continuation:
         runtime = self._open()
         runtime.check_weights()
-        claim, notes = check_fits(runtime, manifest, allow_execution_difference=allow_execution_difference)
+        claim, differing = check_fits(runtime, manifest, allow_execution_difference=allow_execution_difference)
+        notes = (*_caveats(manifest), *differing)
         boundary = Boundary.from_record(manifest.boundary)
         if boundary.pending is None:
             raise InvalidInput(
@@ -309,12 +309,12 @@ class TransformersEngine:
                 code="pending",
             )
         runtime.check_tokens((boundary.pending,))
-        restored = restore_groups(runtime, manifest.groups, boundary.position, fetch, progress)
-        if boundary.prompt_length > boundary.position + 1:
-            raise Corrupt(f"the boundary claims a prompt of {boundary.prompt_length} tokens", code="boundary")
+        restored = restore_groups(
+            runtime, manifest.groups, boundary.position, fetch, progress, prefilled=boundary.prefilled
+        )
         receipt = Receipt(
             operation=operation,
-            claim=claim,
+            claim="bytes" if notes else claim,
             tokens_restored=boundary.position,
             chunks_verified=restored.num_chunks,
             bytes_restored=restored.num_bytes,
@@ -338,11 +338,12 @@ class TransformersEngine:
             lineage=Lineage(committed=manifest_id if operation == "checkout" else None, parents=manifest.parents),
             is_trusted=is_own,
             messages=_messages(manifest),
+            caveats=notes,
         )
 
 
 def _runtime(loaded: LoadedModel, parameters: ObjectId, max_context: int | None) -> TransformersRuntime:
-    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _UNSTATED_CONTEXT
+    limit = context_limit(loaded.model)
     if max_context is not None and not 2 <= max_context <= limit:
         raise InvalidInput(
             f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
@@ -357,11 +358,8 @@ def _runtime(loaded: LoadedModel, parameters: ObjectId, max_context: int | None)
 
 def _parameters_digest(loaded: LoadedModel, dtype: str, cache: Path, note: Note) -> ObjectId:
     digests = DigestCache(cache / "digests")
-    key = (
-        file_identity(loaded.files, dtype, type(loaded.model).__name__, str(torch.__version__))
-        if loaded.files
-        else None
-    )
+    libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    key = file_identity(loaded.files, dtype, type(loaded.model).__name__, libraries) if loaded.files else None
     found = digests.find(key) if key is not None else None
     if found is not None:
         return found
@@ -382,9 +380,18 @@ def _find_restored(
         match = repository.find_prefix(runtime.fingerprint, tokens[:-1], [group.name for group in runtime.groups])
         if match is None:
             return None, ()
-        return restore_groups(runtime, match.groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id)), ()
+        groups = [replace(group, kind=spec.kind) for group, spec in zip(match.groups, runtime.groups, strict=True)]
+        restored = restore_groups(
+            runtime, groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id), prefilled=match.num_tokens
+        )
+        return restored, ()
     except (NotFound, Corrupt) as error:
         return None, (f"a stored prefix could not be used: {error.message}",)
+
+
+def _caveats(manifest: Manifest) -> tuple[str, ...]:
+    stored = manifest.payload.get("caveats")
+    return tuple(map(str, stored)) if isinstance(stored, list) else ()
 
 
 def _messages(manifest: Manifest) -> tuple[Message, ...]:

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from forkpoint.errors import CapacityExceeded
 from forkpoint.ids import Bytes
 from forkpoint.state.canonical import Record
 from forkpoint.state.chunk import Chunk
@@ -33,6 +34,7 @@ class GroupSpec:
         num_heads: key/value heads of a layer.
         key_dim, value_dim: elements of one key and of one value.
         dtype: of keys and values.
+        window: positions that a layer looks back, itself included; None where it looks back to the start.
     """
 
     name: str
@@ -41,17 +43,24 @@ class GroupSpec:
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    window: int | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of state in manifests: ``window`` where layers look back a limited way, else ``tokens``."""
+        return "tokens" if self.window is None else "window"
 
     def to_record(self) -> Record:
         """The group as part of a state identity."""
         return {
             "dtype": DTYPE_NAMES[self.dtype],
             "key_dim": self.key_dim,
-            "kind": "tokens",
+            "kind": self.kind,
             "layers": list(self.layers),
             "name": self.name,
             "num_heads": self.num_heads,
             "value_dim": self.value_dim,
+            "window": self.window,
         }
 
     @property
@@ -79,8 +88,33 @@ class State(Protocol):
         """Processed tokens."""
         ...
 
+    @property
+    def prefilled(self) -> int:
+        """Leading tokens whose chunks were each computed by one whole prefill piece: a multiple of 256.
+
+        Only these have the bits that any cold start of the same tokens has, and only these may enter a prefix index.
+        """
+        ...
+
     def prefix(self, length: int) -> State:
         """The state of the first ``length`` tokens, sharing memory."""
+        ...
+
+    def reserve(self, num_rows: int, *, room: int = 0) -> Reservation:
+        """Begin to append ``num_rows`` tokens; ``room`` says how many more are expected to follow.
+
+        Raises:
+            CapacityExceeded: ``capacity.context`` beyond the context.
+        """
+        ...
+
+    def reserve_branches(self, lengths: Sequence[int]) -> tuple[Reservation, Sequence[Reservation]]:
+        """Several alternatives after this state, for one forward pass that keeps none of them.
+
+        Returns:
+            The reservation that owns the rows, to be aborted at the end, and one for each alternative. All alternatives
+            start at ``length`` and use the same memory one after another, layer by layer; none may be committed.
+        """
         ...
 
     def slab_pieces(self, group: int, start: int, stop: int) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
@@ -122,8 +156,8 @@ class Restoration(Protocol):
         """Copy one parsed and checked chunk to tokens ``[start, start + tokens of the chunk)``. Safe from several threads."""
         ...
 
-    def finish(self) -> State:
-        """The restored state."""
+    def finish(self, *, prefilled: int) -> State:
+        """The restored state; ``prefilled`` as of the state that was captured."""
         ...
 
 
@@ -137,27 +171,24 @@ class Strategy(Protocol):
         """The state of no tokens."""
         ...
 
-    def reserve(self, state: State, num_rows: int, *, room: int = 0) -> Reservation:
-        """Begin to append ``num_rows`` tokens; ``room`` says how many more are expected to follow.
-
-        Raises:
-            CapacityExceeded: ``capacity.context`` beyond the context.
-        """
-        ...
-
-    def reserve_branches(self, state: State, lengths: Sequence[int]) -> tuple[Reservation, Sequence[Reservation]]:
-        """Several alternatives after one state, for one forward pass that keeps none of them.
-
-        Returns:
-            The reservation that owns the rows, to be aborted at the end, and one for each alternative. All alternatives
-            start at ``state.length`` and use the same memory one after another, layer by layer; none may be committed.
-        """
-        ...
-
     def restore(self, length: int) -> Restoration:
-        """Begin to fill a state of ``length`` tokens."""
+        """Begin to fill a state of ``length`` tokens. Raises CapacityExceeded ``capacity.context`` beyond the context."""
         ...
 
     def num_resident_bytes(self) -> int:
         """Bytes of memory that live states hold."""
         ...
+
+    def num_buffers(self) -> int:
+        """Pieces of memory that live states hold; 0 when no continuation of the model is alive."""
+        ...
+
+
+def beyond_context(want: int, have: int) -> CapacityExceeded:
+    """The error for a state that would be longer than the context."""
+    return CapacityExceeded(
+        f"{want} tokens do not fit the context of {have}; start from a shorter history",
+        code="context",
+        have=have,
+        want=want,
+    )

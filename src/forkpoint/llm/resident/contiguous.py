@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forkpoint.errors import CapacityExceeded
 from forkpoint.ids import Bytes
-from forkpoint.llm.resident.base import AttentionCall, GroupSpec, State
+from forkpoint.llm.resident.base import AttentionCall, GroupSpec, beyond_context
 from forkpoint.state.chunk import Chunk
 from forkpoint.state.manifest import ChunkRef
 from forkpoint.state.prefix import CHUNK_TOKENS
@@ -61,15 +60,30 @@ def _allocate(group: GroupSpec, dim: int, capacity: int, device: torch.device) -
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContiguousState:
-    """Tokens ``[0, length)`` of a buffer."""
+    """Tokens ``[0, length)`` of a buffer; see ``State``."""
 
+    strategy: ContiguousStrategy
     buffer: _Buffer
     length: int
+    prefilled: int
 
     def prefix(self, length: int) -> ContiguousState:
         """The state of the first ``length`` tokens, sharing the buffer."""
         assert 0 <= length <= self.length
-        return ContiguousState(buffer=self.buffer, length=length)
+        prefilled = min(self.prefilled, length // CHUNK_TOKENS * CHUNK_TOKENS)
+        return ContiguousState(strategy=self.strategy, buffer=self.buffer, length=length, prefilled=prefilled)
+
+    def reserve(self, num_rows: int, *, room: int = 0) -> _Append:
+        """Begin to append; in place where this is the longest state of its buffer, else on a copy.
+
+        Raises:
+            CapacityExceeded: ``capacity.context`` when the context would be passed.
+        """
+        return self.strategy.reserve(self, num_rows, room)
+
+    def reserve_branches(self, lengths: Sequence[int]) -> tuple[_Append, list[_Append]]:
+        """Alternatives after this state; they write the same rows in turn, and none is kept."""
+        return self.strategy.reserve_branches(self, lengths)
 
     def slab_pieces(self, group: int, start: int, stop: int) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
         """Bytes of keys and of values of ``[start, stop)``, one contiguous piece a layer."""
@@ -109,41 +123,33 @@ class ContiguousStrategy:
 
     def empty(self) -> ContiguousState:
         """The state of no tokens; it holds no memory to speak of."""
-        return ContiguousState(buffer=self._new_buffer(0), length=0)
+        return ContiguousState(strategy=self, buffer=self._new_buffer(0), length=0, prefilled=0)
 
-    def reserve(self, state: State, num_rows: int, *, room: int = 0) -> _Append:
-        """Begin to append; in place where ``state`` is the longest of its buffer, else on a copy.
-
-        Raises:
-            CapacityExceeded: ``capacity.context`` when the context would be passed.
-        """
-        assert isinstance(state, ContiguousState)
+    def reserve(self, state: ContiguousState, num_rows: int, room: int) -> _Append:
+        """See ``State.reserve``: in place where ``state`` is the longest of its buffer, else on a copy."""
         stop = state.length + num_rows
         if stop > self.page_size:
-            raise CapacityExceeded(
-                f"{stop} tokens do not fit the context of {self.page_size}; start from a shorter history",
-                code="context", have=self.page_size, want=stop,
-            )  # fmt: skip
+            raise beyond_context(stop, self.page_size)
         with self._lock:
             buffer = state.buffer
             if buffer.mark == state.length and not buffer.is_reserved and stop <= buffer.capacity:
                 buffer.is_reserved = True
-                return _Append(self, buffer, state.length, stop, self._place)
+                return _Append(self, state, buffer, stop, self._place)
         buffer = self._new_buffer(self._roomy(stop + room))
         buffer.copy_prefix(state.buffer, state.length)
         buffer.is_reserved = True
-        return _Append(self, buffer, state.length, stop, self._place)
+        return _Append(self, state, buffer, stop, self._place)
 
-    def reserve_branches(self, state: State, lengths: Sequence[int]) -> tuple[_Append, list[_Append]]:
-        """Alternatives after ``state``; they write the same rows in turn, and none is kept."""
-        owner = self.reserve(state, max(lengths))
-        return owner, [
-            _Append(self, owner.buffer, owner.start, owner.start + length, self._place) for length in lengths
-        ]
+    def reserve_branches(self, state: ContiguousState, lengths: Sequence[int]) -> tuple[_Append, list[_Append]]:
+        """See ``State.reserve_branches``: alternatives write the same rows in turn, and none is kept."""
+        owner = self.reserve(state, max(lengths), 0)
+        return owner, [_Append(self, state, owner.buffer, owner.start + length, self._place) for length in lengths]
 
     def restore(self, length: int) -> _Restore:
         """Begin to fill a new buffer with room to go on."""
-        return _Restore(self._new_buffer(self._roomy(length)), length)
+        if length > self.page_size:
+            raise beyond_context(length, self.page_size)
+        return _Restore(self, self._new_buffer(self._roomy(length)), length)
 
     def num_resident_bytes(self) -> int:
         """Bytes of live buffers, room to grow included (untouched room costs address space only)."""
@@ -175,11 +181,17 @@ class _Append:
     """A reservation: rows ``[start, stop)`` of one buffer."""
 
     def __init__(
-        self, strategy: ContiguousStrategy, buffer: _Buffer, start: int, stop: int, place: dict[int, tuple[int, int]]
+        self,
+        strategy: ContiguousStrategy,
+        base: ContiguousState,
+        buffer: _Buffer,
+        stop: int,
+        place: dict[int, tuple[int, int]],
     ) -> None:
-        self.start = start
+        self.start = base.length
         self.stop = stop
         self._strategy = strategy
+        self._base = base
         self.buffer = buffer
         self._place = place
         self._masks: dict[int | None, Tensor] = {}
@@ -196,7 +208,9 @@ class _Append:
     def commit(self) -> ContiguousState:
         """Make the rows visible."""
         self._strategy.end(self.buffer, self.stop)
-        return ContiguousState(buffer=self.buffer, length=self.stop)
+        is_whole_piece = self.stop - self.start == CHUNK_TOKENS and self._base.prefilled == self.start
+        prefilled = self.stop if is_whole_piece else self._base.prefilled
+        return ContiguousState(strategy=self._strategy, buffer=self.buffer, length=self.stop, prefilled=prefilled)
 
     def abort(self) -> None:
         """Leave the buffer as it was; what was written past the mark is never read."""
@@ -260,7 +274,8 @@ def _attend_with_extras(
 class _Restore:
     """A buffer being filled. Chunks touch disjoint rows, so threads need no lock."""
 
-    def __init__(self, buffer: _Buffer, length: int) -> None:
+    def __init__(self, strategy: ContiguousStrategy, buffer: _Buffer, length: int) -> None:
+        self._strategy = strategy
         self._buffer = buffer
         self._length = length
 
@@ -272,10 +287,10 @@ class _Restore:
         if stop - start == CHUNK_TOKENS and start % CHUNK_TOKENS == 0:
             self._buffer.chunk_refs[group, start // CHUNK_TOKENS] = ref
 
-    def finish(self) -> ContiguousState:
+    def finish(self, *, prefilled: int) -> ContiguousState:
         """The restored state."""
         self._buffer.mark = self._length
-        return ContiguousState(buffer=self._buffer, length=self._length)
+        return ContiguousState(strategy=self._strategy, buffer=self._buffer, length=self._length, prefilled=prefilled)
 
 
 def _copy_rows(tensor: Tensor, start: int, shape: tuple[int, ...], data: memoryview) -> None:
