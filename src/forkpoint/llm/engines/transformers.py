@@ -120,7 +120,7 @@ class TransformersEngine:
         return self._open().vocabulary
 
     @property
-    def end_tokens(self) -> frozenset[int]:
+    def end_tokens(self) -> tuple[int, ...]:
         """Tokens that end a text."""
         return self._open().codec.end_tokens
 
