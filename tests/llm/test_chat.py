@@ -140,3 +140,24 @@ def test_a_model_without_template_and_messages_it_does_not_take_are_refused(
     nothing = save_model(tmp_path / "empty" / "model", decoder_config("llama"), template="{# nothing #}")
     with pytest.raises(InvalidInput):
         load(nothing, model_cache).start("x").say("y")
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": "user", "content": ["a"]}, {}])
+def test_a_message_that_is_not_text_is_refused(engine: TransformersEngine, message: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        engine.chat([message])  # type: ignore[list-item]
+    assert refusal.value.code == "invalid_input.chat"
+
+
+def test_text_that_is_no_valid_unicode_is_refused_everywhere(engine: TransformersEngine) -> None:
+    value = engine.chat(MESSAGES)
+    attempts: list[Callable[[], object]] = [
+        lambda: engine.start("\ud800"),
+        lambda: value.extend("a\udcff"),
+        lambda: value.score(["\ud800"]),
+        lambda: value.say("\ud800"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InvalidInput) as refusal:
+            attempt()
+        assert refusal.value.code == "invalid_input.text"

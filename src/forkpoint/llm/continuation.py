@@ -229,8 +229,8 @@ class Continuation:
         """A plain fork keeps the random stream and so repeats exactly; ``fork(n)`` gives n values on streams 0 .. n-1. Copies nothing."""
         if count is None:
             return self._forked(self.sampling)
-        if count < 1:
-            raise InvalidInput(f"fork({count}): give 1 or more", code="count", count=count)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidInput(f"fork({count}): give 1 or more", code="count", count=str(count))
         return [self.with_sampling(_on_stream(self.sampling, stream)) for stream in range(count)]
 
     def with_sampling(self, sampling: Sampling) -> Continuation:

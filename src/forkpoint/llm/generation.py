@@ -77,8 +77,8 @@ def run(runtime: Runtime, start: Cursor, sampling: Sampling, max_tokens: int) ->
     A boundary in mid-generation is picked up where it stands: its generated tokens are fed to the text stream again, silently, so that
     a stop string may begin before the boundary and end after it. Text that was given out before is not repeated.
     """
-    if max_tokens < 0:
-        raise InvalidInput(f"max_tokens is {max_tokens}; use 0 or more", code="max_tokens", max_tokens=max_tokens)
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise InvalidInput(f"max_tokens is {max_tokens}; use 0 or more", code="max_tokens", max_tokens=str(max_tokens))
     cursor = start
     stream = _resumed_stream(runtime, cursor, sampling)
     fresh = _FreshText(num_old=len(stream.held) - start.num_unshown)

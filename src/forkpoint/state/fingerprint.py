@@ -50,6 +50,8 @@ class Fingerprint:
 
 def differences(have: Record, want: Record) -> list[Difference]:
     """Every field in which two records differ, in order of path."""
+    if canonical_bytes(have) == canonical_bytes(want):
+        return []
     left, right = dict(_leaves(have, "")), dict(_leaves(want, ""))
     return [
         Difference(field=path, have=left.get(path), want=right.get(path))

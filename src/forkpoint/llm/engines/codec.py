@@ -30,11 +30,11 @@ class TransformersCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of this string alone, without special tokens."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        return [int(token) for token in self._tokenizer.encode(_checked(text), add_special_tokens=False)]
 
     def encode_start(self, text: str) -> list[int]:
         """Token ids of a string that begins a sequence."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=True)]
+        return [int(token) for token in self._tokenizer.encode(_checked(text), add_special_tokens=True)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special tokens written out."""
@@ -46,6 +46,13 @@ class TransformersCodec:
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, with the opening of the model's answer."""
+        for place, message in enumerate(messages):
+            if not message or not all(isinstance(item, str) for pair in message.items() for item in pair):
+                raise InvalidInput(
+                    f"message {place} is {message!r}; give a role and a content, both as text",
+                    code="chat",
+                    place=place,
+                )
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except (jinja2.TemplateError, ValueError) as error:
@@ -57,6 +64,18 @@ class TransformersCodec:
     def serialised(self) -> bytes:
         """The tokenizer as one JSON object."""
         return self._serialised
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"the text is not valid Unicode at character {error.start} (a byte that was not UTF-8?)",
+            code="text",
+            at=error.start,
+        ) from error
+    return text
 
 
 def _template_id(template: str | Mapping[str, str] | None) -> ObjectId | None:

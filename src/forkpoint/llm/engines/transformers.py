@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import Final, final
 
 import torch
 import transformers
@@ -36,6 +36,9 @@ from forkpoint.llm.session import DecodeSession, fetch_from, open_snapshot
 from forkpoint.repo.repository import Repository
 from forkpoint.state.fingerprint import Fingerprint
 from forkpoint.state.manifest import Manifest
+
+_MAX_THREADS: Final = 1024
+"""More than any machine has; far above it torch ends the process."""
 
 
 @final
@@ -197,14 +200,15 @@ class TransformersEngine:
                 named. Nothing changes in memory then.
         """
         started = time.perf_counter()
+        # Without a lease: whatever a collection beside this deletes, what was read is whole, and what is gone is a typed error. So a
+        # repository that cannot be written can be restored from, and no restore waits for a flush.
         manifest_id = repository.resolve(name)
-        with repository.lease(manifest_id):
-            manifest = repository.manifest(manifest_id)
-            is_trusted = repository.row(manifest_id).is_trusted
-            return self._restored(
-                manifest, manifest_id, lambda ref: repository.chunk(ref.chunk_id), is_trusted=is_trusted, operation="checkout",
-                allow_execution_difference=allow_execution_difference, progress=progress, started=started,
-            )  # fmt: skip
+        manifest = repository.manifest(manifest_id)
+        is_trusted = repository.row(manifest_id).is_trusted
+        return self._restored(
+            manifest, manifest_id, lambda ref: repository.chunk(ref.chunk_id), is_trusted=is_trusted, operation="checkout",
+            allow_execution_difference=allow_execution_difference, progress=progress, started=started,
+        )  # fmt: skip
 
     def restore(
         self, snapshot: Bytes, *, allow_execution_difference: bool = False, progress: PrefillProgress = no_progress
@@ -395,10 +399,14 @@ def _caveats(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _messages(manifest: Manifest) -> tuple[Message, ...]:
-    stored = manifest.payload.get("messages")
-    if not isinstance(stored, list):
-        return ()
-    return tuple({str(key): str(text) for key, text in turn.items()} for turn in stored if isinstance(turn, dict))
+    stored = manifest.payload.get("messages", [])
+    if not isinstance(stored, list) or not all(_is_message(turn) for turn in stored):
+        raise Corrupt("the turns of this conversation are not maps of texts", code="messages")
+    return tuple({str(key): str(text) for key, text in turn.items()} for turn in stored if isinstance(turn, Mapping))
+
+
+def _is_message(turn: object) -> bool:
+    return isinstance(turn, Mapping) and all(isinstance(text, str) for text in turn.values())
 
 
 def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -416,6 +424,6 @@ def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
 
 
 def _set_threads(threads: int) -> None:
-    if threads < 1:
-        raise InvalidInput(f"threads is {threads}; give 1 or more", code="threads", threads=threads)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MAX_THREADS:
+        raise InvalidInput(f"threads is {threads}; give 1 to {_MAX_THREADS}", code="threads", threads=str(threads))
     torch.set_num_threads(threads)
