@@ -65,6 +65,20 @@ def test_a_rebuilt_catalog_says_what_the_lost_one_said(tmp_path: Path) -> None:
         assert repo.check() == []
 
 
+def test_a_log_that_a_lost_catalog_left_is_not_read_into_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / ".forkpoint/catalog.db"
+    with Repository.create(tmp_path) as repo:
+        busy_history(repo)
+        before = facts_of(repo)
+        log = path.with_name("catalog.db-wal").read_bytes()
+    path.unlink()
+    path.with_name("catalog.db-wal").write_bytes(log)
+    Repository.rebuild_catalog(tmp_path)
+    with Repository.open(tmp_path) as repo:
+        assert facts_of(repo) == before
+        assert repo.check() == []
+
+
 def test_a_rebuild_replaces_a_damaged_catalog_and_keeps_it(tmp_path: Path) -> None:
     with Repository.create(tmp_path) as repo:
         busy_history(repo)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,36 @@ def test_a_creation_that_was_interrupted_is_completed_by_the_next(tmp_path: Path
         Repository.open(tmp_path)
     with Repository.create(tmp_path) as repo:
         assert repo.resolve("main") == published
+
+
+def test_a_creation_killed_before_its_catalog_had_tables_is_completed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".forkpoint").mkdir()
+    with closing(sqlite3.connect(tmp_path / ".forkpoint/catalog.db")) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+    assert (tmp_path / ".forkpoint/catalog.db").stat().st_size > 0
+    with Repository.create(tmp_path) as repo:
+        assert repo.head().branch == "main"
+
+
+@pytest.mark.parametrize("left", [None, b"", b"not a database" * 1000])
+def test_no_new_repository_is_made_over_objects_whose_catalog_is_lost(tmp_path: Path, left: bytes | None) -> None:
+    with Repository.create(tmp_path) as repo:
+        published = repo.publish(draft_of([1, 2, 3]), branch="main").manifest_id
+    folder = tmp_path / ".forkpoint"
+    for path in (folder / "config.json", *folder.glob("catalog.db*")):
+        path.unlink()
+    if left is not None:
+        (folder / "catalog.db").write_bytes(left)
+    with pytest.raises(Conflict, match="fsck --rebuild-catalog") as caught:
+        Repository.create(tmp_path)
+    assert caught.value.code == "conflict.repository"
+    with pytest.raises(NotFound, match="fsck --rebuild-catalog"):
+        Repository.discover(tmp_path)
+    assert Repository.rebuild_catalog(tmp_path).num_manifests == 1
+    with Repository.open(tmp_path) as repo:
+        assert (repo.namespace, repo.resolve("main")) == ("default", published)
+        repo.collect()
+        repo.verify("main")
 
 
 def test_a_repository_is_found_from_below(tmp_path: Path) -> None:

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from forkpoint.errors import Conflict, Corrupt, Incompatible, InvalidInput, NotFound, Unavailable
+from forkpoint.ids import ObjectKind
+from forkpoint.store.layout import Layout as StoreLayout
 
 FOLDER: Final = ".forkpoint"
 FORMAT: Final = "forkpoint.repository"
 VERSION: Final = 1
 MAX_NAMESPACE_BYTES: Final = 255
+DEFAULT_NAMESPACE: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +72,15 @@ class Settings:
 
 
 def discover(start: Path | str) -> Layout:
-    """The repository in ``start`` or the nearest folder above it. Raises NotFound ``not_found.repository``."""
+    """The repository in ``start`` or the nearest folder above it, also one that lost its settings and still holds objects.
+
+    Raises:
+        NotFound: ``not_found.repository``.
+    """
     base = Path(start).absolute()
     for folder in (base, *base.parents):
         layout = Layout.at(folder)
-        if layout.config.is_file():
+        if layout.config.is_file() or holds_objects(layout):
             return layout
     raise NotFound(
         f"no repository in {base} or any folder above; run forkpoint init, or set FORKPOINT_DIR",
@@ -108,6 +115,15 @@ def claim_vacant(layout: Layout, namespace: str) -> Occupancy:
 def _check_vacant(layout: Layout) -> None:
     if layout.config.exists():
         raise Conflict(f"{layout.folder} is a repository already; open it", code="repository", path=str(layout.folder))
+
+
+def holds_objects(layout: Layout) -> bool:
+    """Whether the store there holds anything at all."""
+    store = StoreLayout(layout.objects)
+    try:
+        return any(True for kind in ObjectKind for _ in store.scan(kind))
+    except OSError as error:
+        raise _unavailable("read", layout.objects, error) from error
 
 
 def _claim(layout: Layout) -> Occupancy:
@@ -149,16 +165,14 @@ def read_settings(layout: Layout) -> Settings:
     """Read ``config.json``.
 
     Raises:
-        NotFound: ``not_found.repository``.
+        NotFound: ``not_found.repository``, also when only the settings are lost: a rebuild of the catalog writes new ones.
         Incompatible: ``incompatible.repository_version`` when a newer Forkpoint made it.
         Corrupt: ``corrupt.repository`` when it is no settings file.
     """
     try:
         record = json.loads(layout.config.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(
-            f"no repository at {layout.folder}; run forkpoint init", code="repository", path=str(layout.folder)
-        ) from None
+        raise _absent(layout) from None
     except OSError as error:
         raise _unavailable("read", layout.config, error) from error
     except ValueError as error:
@@ -170,6 +184,16 @@ def read_settings(layout: Layout) -> Settings:
     if not isinstance(repository_id, str) or not isinstance(namespace, str):
         raise _corrupt(layout, "its repository_id or namespace is missing")
     return Settings(repository_id=repository_id, namespace=namespace)
+
+
+def settings_to_rebuild(layout: Layout) -> Settings | None:
+    """What ``config.json`` says; None when it is lost and objects are left. Raises as :func:`read_settings` otherwise."""
+    try:
+        return read_settings(layout)
+    except NotFound:
+        if not holds_objects(layout):
+            raise
+        return None
 
 
 @final
@@ -239,6 +263,14 @@ def _check_namespace(namespace: str) -> None:
             f"{namespace!r} cannot be a namespace; use 1 to {MAX_NAMESPACE_BYTES} bytes of printable text",
             code="namespace",
         )
+
+
+def _absent(layout: Layout) -> NotFound:
+    if holds_objects(layout):
+        why = f"{layout.config} is lost, the objects beside it are not; run forkpoint fsck --rebuild-catalog"
+    else:
+        why = f"no repository at {layout.folder}; run forkpoint init"
+    return NotFound(why, code="repository", path=str(layout.folder))
 
 
 def _unavailable(verb: str, path: Path, error: OSError) -> Unavailable:

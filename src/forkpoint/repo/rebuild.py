@@ -22,7 +22,14 @@ from forkpoint.ids import ManifestId, MoveId, ObjectKind, short
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.chains import Named, committed_moves, trusted_manifests
 from forkpoint.repo.contents import read_manifest, read_tokens
-from forkpoint.repo.layout import Layout, Occupancy, flush_folder, read_settings
+from forkpoint.repo.layout import (
+    DEFAULT_NAMESPACE,
+    Layout,
+    Occupancy,
+    flush_folder,
+    settings_to_rebuild,
+    write_settings,
+)
 from forkpoint.repo.moves import FIRST_BRANCH, move_ref, move_row, point_head
 from forkpoint.repo.names import HEAD, SYMBOLIC, short_name
 from forkpoint.repo.rows import chunk_ids, manifest_row, prefix_rows
@@ -45,7 +52,8 @@ class RebuildReport:
 
 def rebuild_at(layout: Layout) -> RebuildReport:
     """See :meth:`forkpoint.repo.repository.Repository.rebuild_catalog`."""
-    settings = read_settings(layout)
+    settings = settings_to_rebuild(layout)
+    namespace = DEFAULT_NAMESPACE if settings is None else settings.namespace
     occupancy = Occupancy.alone(layout.lock)
     try:
         new = layout.catalog.with_suffix(".new")
@@ -53,10 +61,12 @@ def rebuild_at(layout: Layout) -> RebuildReport:
         catalog = Catalog.create(sqlite_url(new))
         store = LocalStore(layout.objects)
         try:
-            report = fill(Backing(store=store, catalog=catalog, namespace=settings.namespace, who="rebuild"))
+            report = fill(Backing(store=store, catalog=catalog, namespace=namespace, who="rebuild"))
         finally:
             catalog.close()
         _replace(layout.catalog, new)
+        if settings is None:
+            write_settings(layout, namespace)
         return report
     except OSError as error:
         raise Unavailable(
@@ -201,6 +211,8 @@ def _replace(current: Path, new: Path) -> None:
             with suppress(FileNotFoundError):
                 current.with_name(current.name + suffix).replace(backup.with_name(backup.name + suffix))
         backup.hardlink_to(current)
+    for suffix in ("-wal", "-shm"):  # left by a catalog that is lost: they would be read into the new one
+        current.with_name(current.name + suffix).unlink(missing_ok=True)
     new.replace(current)
     flush_folder(current.parent)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self, final
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.dialect import sqlite_url
 from forkpoint.config import Config
+from forkpoint.errors import Conflict, Corrupt, NotFound
 from forkpoint.ids import Bytes, ManifestId, MoveId
 from forkpoint.repo import layout as on_disk
 from forkpoint.repo.backing import Backing
@@ -55,7 +56,7 @@ class Repository(RepositoryReads):
         *,
         store: Store,
         catalog: Catalog,
-        namespace: str = "default",
+        namespace: str = on_disk.DEFAULT_NAMESPACE,
         who: str = "nobody",
         layout: Layout | None = None,
         occupancy: Occupancy | None = None,
@@ -67,21 +68,19 @@ class Repository(RepositoryReads):
         ensure_head(self._backing)
 
     @classmethod
-    def create(cls, path: Path | str, *, namespace: str = "default", who: str | None = None) -> Self:
+    def create(cls, path: Path | str, *, namespace: str = on_disk.DEFAULT_NAMESPACE, who: str | None = None) -> Self:
         """Make a repository in ``path/.forkpoint``, with HEAD at the branch ``main``, which has no manifest yet.
 
         Raises:
-            Conflict: ``conflict.repository`` when there is one already, or somebody else is making one there.
+            Conflict: ``conflict.repository`` when there is one already, somebody else is making one there, or objects are
+                there whose catalog is lost: a new one would let collection delete them all.
             InvalidInput: ``invalid_input.namespace``.
             Unavailable: ``unavailable.repository`` when the folder cannot be written.
         """
         layout = Layout.at(path)
         occupancy = on_disk.claim_vacant(layout, namespace)
         try:
-            url = sqlite_url(layout.catalog)
-            is_leftover = layout.catalog.exists() and layout.catalog.stat().st_size > 0
-            catalog = Catalog.open(url) if is_leftover else Catalog.create(url)
-            cls._over(layout, catalog, namespace, "create").close()
+            cls._over(layout, _first_catalog(layout), namespace, "create").close()
             on_disk.write_settings(layout, namespace)
             occupancy.share()
             return cls._opened(layout, occupancy, who)
@@ -300,6 +299,8 @@ class Repository(RepositoryReads):
     def rebuild_catalog(path: Path | str) -> RebuildReport:
         """Make a new catalog from the store alone, for a repository that nobody has open; the old one is kept beside it.
 
+        Where ``config.json`` is lost, a new one is written, with the default namespace.
+
         Raises:
             NotFound: ``not_found.repository``.
             Unavailable: ``unavailable.repository_in_use`` while it is open anywhere.
@@ -320,3 +321,21 @@ class Repository(RepositoryReads):
         from forkpoint.repo.leasing import leased
 
         return leased(self._backing, manifest_id, ttl_s)
+
+
+def _first_catalog(layout: Layout) -> Catalog:
+    """The catalog for a repository that is being made: that of an earlier attempt, if it got so far, else a new one.
+
+    Raises:
+        Conflict: ``conflict.repository`` when the store holds objects that a new catalog would not know.
+    """
+    url = sqlite_url(layout.catalog)
+    try:
+        return Catalog.open(url)
+    except (NotFound, Corrupt) as error:
+        if on_disk.holds_objects(layout):
+            raise Conflict(
+                f"{layout.folder} holds objects and no sound catalog; run forkpoint fsck --rebuild-catalog",
+                code="repository", path=str(layout.folder),
+            ) from error  # fmt: skip
+    return Catalog.create(url)
