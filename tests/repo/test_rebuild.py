@@ -54,7 +54,7 @@ def test_a_rebuilt_catalog_says_what_the_lost_one_said(tmp_path: Path) -> None:
         before = facts_of(repo)
     for path in (tmp_path / ".forkpoint").glob("catalog.db*"):
         path.unlink()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="fsck --rebuild-catalog"):
         Repository.open(tmp_path)
     report = Repository.rebuild_catalog(tmp_path)
     assert (report.num_manifests, report.num_trusted, report.problems) == (4, 3, ())
@@ -124,6 +124,21 @@ def test_rebuilding_twice_changes_nothing_more(tmp_path: Path) -> None:
     with Repository.open(tmp_path) as repo:
         assert facts_of(repo) == before
         repo.publish(draft_of([3, 4, 5]), branch="later")
+        assert repo.check() == []
+
+
+def test_a_move_that_is_lost_after_a_rebuild_is_written_again(tmp_path: Path) -> None:
+    with Repository.create(tmp_path) as repo:
+        busy_history(repo)
+        repo.branch("z", "v1")
+        before = repo.catalog.moves()
+    Repository.rebuild_catalog(tmp_path)
+    with Repository.open(tmp_path) as repo:
+        assert {each.move_id: each for each in repo.catalog.moves()} == {each.move_id: each for each in before}
+        lost = repo.reflog("z")[0].move.move_id
+        repo.store.delete(ObjectKind.MOVE, lost)
+        repo.repair(repo.check())
+        assert repo.store.has(ObjectKind.MOVE, lost)
         assert repo.check() == []
 
 

@@ -87,7 +87,9 @@ class Catalog(ManifestReads, LineageReads, RefReads, PrefixReads, CollectionRead
         """
         path = sqlite_path(url)
         if path is not None and not path.exists():
-            raise NotFound(f"no catalog at {path}; run forkpoint init", code="catalog", path=str(path))
+            raise NotFound(
+                f"no catalog at {path}; run forkpoint fsck --rebuild-catalog", code="catalog", path=str(path)
+            )
         catalog = cls(open_engines(url, busy_timeout_s=busy_timeout_s))
         with catalog._closed_on_error():
             catalog._ensure_current(is_file=path is not None)

@@ -161,7 +161,10 @@ class Transaction(ManifestReads, LineageReads, RefReads, PrefixReads, Collection
         self._append(name, move)
 
     def add_move(self, move: MoveRow) -> None:
-        """Append a move to the reflog without moving its ref: for a catalog that is rebuilt from stored moves."""
+        """Append a move to the reflog without moving its ref: for a catalog that is rebuilt from stored moves.
+
+        It keeps the number that its record has, not this transaction's: its id is the digest of that record.
+        """
         self._append(move.ref, move)
 
     def _close_ref(self, name: str) -> bool:
@@ -176,7 +179,7 @@ class Transaction(ManifestReads, LineageReads, RefReads, PrefixReads, Collection
             "ref": name,
             "old": move.old,
             "new": move.new,
-            "tx": self.number,
+            "tx": move.tx,
             "at_us": move.at_us,
             "who": move.who,
             "message": move.message,

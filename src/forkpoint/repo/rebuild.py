@@ -2,7 +2,7 @@
 
 Manifests that cannot be read, or lack a chunk, are passed over. A ref whose manifest is among those goes back to the last
 complete one that its moves name, by a move that says so. Not rebuilt: leases, decisions, demand, marks of purges, and the numbers
-and times of transactions: all facts get those of the rebuild, which come after those of every stored move; moves keep their times.
+and times of transactions: all facts get those of the rebuild, which come after those of every stored move; moves keep their own.
 """
 
 from __future__ import annotations
