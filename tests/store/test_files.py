@@ -17,6 +17,7 @@ from forkpoint.store.files import (
     FileMemory,
     digest_of_file,
     identity_of,
+    is_in_memory,
     map_view,
     read_view,
     write_parts,
@@ -117,3 +118,10 @@ def test_a_memory_holds_an_object_only_of_that_kind_with_that_identity_until_it_
     memory.discard(CHUNK, object_id)
     memory.discard(CHUNK, object_id)
     assert not memory.holds(CHUNK, object_id, identity)
+
+
+def test_a_file_that_was_just_written_is_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "object"
+    path.write_bytes(os.urandom((1 << 20) + 17))
+    with path.open("rb") as file:
+        assert is_in_memory(map_view(file.fileno(), 0, (1 << 20) + 17))

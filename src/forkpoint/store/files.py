@@ -31,6 +31,9 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _map_at: Final = ctypes.CDLL(None, use_errno=True).mmap
 _map_at.restype = ctypes.c_void_p
 _map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_present_at: Final = ctypes.CDLL(None, use_errno=True).mincore
+_present_at.restype = ctypes.c_int
+_present_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class FileIdentity(NamedTuple):
@@ -138,6 +141,18 @@ def digest_of_file(fd: int, num_bytes: int) -> ObjectId:
         hasher.update(buffer[:count])
         position += count
     return ObjectId("b3:" + hasher.hexdigest())
+
+
+def is_in_memory(view: memoryview) -> bool:
+    """Whether every page of a mapping that begins on a page is in the page cache, so that touching it reads no disk."""
+    import numpy as np  # as in map_view
+
+    num_pages = -(-view.nbytes // mmap.PAGESIZE)
+    present = np.zeros(num_pages, dtype=np.uint8)
+    address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+    if _present_at(address, view.nbytes, present.ctypes.data):
+        return False
+    return bool((present & 1).all())
 
 
 def read_view(fd: int, start: int, stop: int) -> memoryview:

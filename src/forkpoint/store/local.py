@@ -25,6 +25,7 @@ from forkpoint.store.files import (
     flat,
     flush_folder,
     identity_of,
+    is_in_memory,
     map_view,
     read_view,
 )
@@ -95,8 +96,15 @@ class LocalStore:
 
     def get(self, kind: ObjectKind, object_id: ObjectId) -> memoryview:
         """See ``Store.get``. Larger objects are mapped: no copy, and no descriptor is held by the view."""
-        with self._verified_file(kind, object_id) as (fd, identity):
-            return _view(fd, 0, identity.num_bytes)
+        with self._opened(kind, object_id) as (fd, identity):
+            view = _view(fd, 0, identity.num_bytes)
+            if not self._verified.holds(kind, object_id, identity):
+                # From memory the mapping itself is hashed, which spares a copy. From the disk the file is read instead: a bad block
+                # is then an OSError, where touching a mapping would kill the process.
+                mapped = view.nbytes > _COPY_BYTES and is_in_memory(view)
+                found = digest_of([view]) if mapped else digest_of_file(fd, identity.num_bytes)
+                self._note_digest(kind, object_id, identity, found)
+            return view
 
     def read_range(self, kind: ObjectKind, object_id: ObjectId, start: int, stop: int) -> memoryview:
         """See ``Store.read_range``. The first touch reads the whole object to verify it, later ones only the range."""
@@ -196,7 +204,9 @@ class LocalStore:
                 os.close(fd)
 
     def _check_digest(self, kind: ObjectKind, object_id: ObjectId, fd: int, identity: FileIdentity) -> None:
-        found = digest_of_file(fd, identity.num_bytes)
+        self._note_digest(kind, object_id, identity, digest_of_file(fd, identity.num_bytes))
+
+    def _note_digest(self, kind: ObjectKind, object_id: ObjectId, identity: FileIdentity, found: ObjectId) -> None:
         if found != object_id:
             self._verified.discard(kind, object_id)
             raise damaged(kind, object_id, str(self._root), found=found, num_bytes=identity.num_bytes)
