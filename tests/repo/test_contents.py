@@ -82,6 +82,16 @@ def test_text_is_read_back_from_the_store_alone(repo: Repository) -> None:
     assert repo.text(repo.publish(draft_of([1, 2])).manifest_id) is None
 
 
+@pytest.mark.parametrize("token", [-1, 2**32, 2**63 - 1, 2**64])
+def test_what_is_no_token_id_has_no_text(repo: Repository, token: int) -> None:
+    published = repo.publish(draft_of(tokens_of("hi"), tokenizer=byte_tokenizer()), branch="main").manifest_id
+    decode = repo.tokenizer(published)
+    assert decode is not None
+    with pytest.raises(Corrupt) as caught:
+        decode([token])
+    assert caught.value.code == "corrupt.tokens"
+
+
 def test_a_tokenizer_that_is_none_is_corrupt(repo: Repository) -> None:
     published = repo.publish(draft_of([1, 2], tokenizer=b"not a tokenizer")).manifest_id
     with pytest.raises(Corrupt) as caught:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.repo.drafts import draft_of, fingerprint_of
 from forkpoint.errors import Conflict, Corrupt, Error, InvalidInput
 from forkpoint.ids import ObjectKind
 from forkpoint.repo.repository import Repository
+from forkpoint.repo.staging import stage
 from forkpoint.state.bundle import BundleEntry, encode_bundle, parse_bundle
 
 TOKENS = list(range(600))
@@ -89,6 +91,25 @@ def test_a_chunk_must_be_brought_even_if_it_is_here(origin: Repository, data: by
     entries = [BundleEntry(kind=kind, object_id=each, parts=[bundle.objects[kind, each]]) for kind, each in kept]
     with pytest.raises(Corrupt, match="lacks chunk"):
         origin.commit_bundle(b"".join(encode_bundle(bundle.heads, entries)), branch="theirs")
+
+
+@pytest.mark.parametrize("kind", ["llm", "field"])
+def test_a_pending_token_that_is_none_is_refused(origin: Repository, repo: Repository, kind: str) -> None:
+    draft = draft_of(TOKENS[:3])
+    draft = replace(draft, kind=kind, boundary={**draft.boundary, "pending": 2**63 - 1})
+    manifest = stage(origin._backing, draft)
+    parts = [origin.store.get(ObjectKind.MANIFEST, manifest.manifest_id)]
+    entries = [BundleEntry(kind=ObjectKind.MANIFEST, object_id=manifest.manifest_id, parts=parts)]
+    for chunk in manifest.manifest.chunks():
+        parts = [origin.store.get(ObjectKind.CHUNK, chunk.chunk_id)]
+        entries.append(BundleEntry(kind=ObjectKind.CHUNK, object_id=chunk.chunk_id, parts=parts))
+    with pytest.raises(Corrupt) as caught:
+        repo.commit_bundle(b"".join(encode_bundle([manifest.manifest_id], entries)), branch="theirs")
+    assert caught.value.code == "corrupt.tokens"
+    assert repo.branches() == []
+    with pytest.raises(Corrupt):
+        repo.publish(draft, branch="mine")
+    assert repo.status().row is None
 
 
 def test_a_bundle_of_several_heads_is_refused(data: bytes, repo: Repository) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Final
 
 from forkpoint.errors import Corrupt, Error
 from forkpoint.ids import ChunkId, ManifestId, ObjectId, ObjectKind, parse_object_id
@@ -16,6 +17,9 @@ from forkpoint.store.base import Store
 
 TOKEN_AXIS = "token"
 TOKEN_SLAB = "tokens"
+MAX_TOKEN: Final = (1 << 32) - 1
+"""Token ids are stored as U32."""
+
 TOKEN_GROUPS = ("tokens", "window")
 """The kind of the groups whose chunks carry one range of the token axis each, and their token ids."""
 
@@ -36,8 +40,11 @@ def position_of(manifest: Manifest) -> int | None:
 
 
 def pending_of(manifest: Manifest) -> int | None:
-    """The token that the next step evaluates, if any."""
-    return _natural(manifest, "pending")
+    """The token that the next step evaluates, if any. Raises Corrupt ``corrupt.tokens`` when it is no token id."""
+    pending = _natural(manifest, "pending")
+    if pending is not None and pending > MAX_TOKEN:
+        raise _corrupt(f"its pending token is {pending}, and no token id is over {MAX_TOKEN}")
+    return pending
 
 
 def tokenizer_of(manifest: Manifest) -> ObjectId | None:
@@ -50,7 +57,8 @@ def read_tokens(store: Store, manifest: Manifest) -> list[int]:
     """The token history: the ids of every processed position, and the pending token where there is one.
 
     Raises:
-        Corrupt: ``corrupt.tokens`` when the chunks' ranges leave a gap or their ids do not fill their ranges.
+        Corrupt: ``corrupt.tokens`` when the chunks' ranges leave a gap, their ids do not fill their ranges, or the pending
+            token is no token id.
     """
     tokens: list[int] = []
     position = position_of(manifest) or 0

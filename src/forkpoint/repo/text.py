@@ -13,7 +13,7 @@ from forkpoint.store.base import Store
 
 
 class Decoder(Protocol):
-    """Turns token ids into text, special tokens included."""
+    """Turns token ids into text, special tokens included. Raises Corrupt ``corrupt.tokens`` for what cannot be one."""
 
     def __call__(self, tokens: Sequence[int]) -> str: ...
 
@@ -44,6 +44,9 @@ def load_decoder(store: Store, tokenizer_id: ObjectId) -> Decoder:
         ) from error  # fmt: skip
 
     def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+        try:
+            return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+        except OverflowError as error:
+            raise Corrupt("the tokens have no text: one of them is no token id", code="tokens") from error
 
     return decode
