@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.runner import Outcome, run, run_json, start
+from tests.cli.runner import Outcome, run, run_json, run_process, start
 from tests.llm.models import decoder_config, save_model
 
 from forkpoint.cli import models as commands
+from forkpoint.cli.main import main
+from forkpoint.errors import Conflict
+from forkpoint.llm import Continuation
 from forkpoint.llm.engines.codec import TransformersCodec
 from forkpoint.repo.repository import Repository
 
@@ -180,6 +184,64 @@ def test_an_interrupted_run_commits_what_there_is(model: str, work: Path) -> Non
     record = run_json("show", "main")
     done = record["boundary"]["position"] - (record["boundary"]["prompt_length"] - 1)
     assert record["tokens"][-done:] == go(model, "-p", PROMPT, "-n", str(done))["tokens"]
+
+
+def test_a_run_whose_reader_goes_away_commits_what_there_is(model: str, work: Path) -> None:
+    with start("run", model, *FLAGS, "-p", PROMPT, "-b", "main", "-n", "100000", cwd=work) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert "main is at " in said
+    record = run_json("show", "main")
+    done = record["boundary"]["position"] - (record["boundary"]["prompt_length"] - 1)
+    assert record["tokens"][-done:] == go(model, "-p", PROMPT, "-n", str(done))["tokens"]
+
+
+def test_a_reader_that_goes_away_hides_no_failed_commit(
+    model: str, work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Conflict("somebody was faster", code="ref")
+
+    monkeypatch.setattr(Continuation, "commit", fail)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert main(["run", model, *FLAGS, "-p", PROMPT, "-b", "main", "-n", "4"]) == 4
+    assert "[conflict.ref]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("run", "-n", "8"), ("run", "-n", "8", "--json"), ("chat", "-n", "8")])
+def test_what_cannot_be_written_is_committed(model: str, work: Path, arguments: Sequence[str]) -> None:
+    name, *rest = arguments
+    with Path("/dev/full").open("w") as full:
+        told = run_process(name, model, *FLAGS, "-p", PROMPT, "-b", "main", *rest, cwd=work, stdout=full)
+    assert told.code == 8
+    assert told.err.endswith("[unavailable.output]\n")
+    assert "Traceback" not in told.err
+    assert run_json("show", "main")["boundary"]["position"] > 0
+
+
+def test_a_chat_whose_reader_goes_away_commits_the_answer(model: str, work: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = run_process("chat", model, *FLAGS, "-n", "8", "-p", "hello", "-b", "talk", cwd=work, stdout=writer)
+    os.close(writer)
+    assert told.code == 0, told
+    roles = [each["role"] for each in run_json("show", "talk")["payload"]["messages"]]
+    assert roles == ["user", "assistant"]
+
+
+def test_a_run_without_a_reader_of_its_messages_goes_on(model: str, work: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = run_process("run", model, *FLAGS, "-p", PROMPT, "-b", "main", "-n", "4", cwd=work, stderr=full)
+    assert told.code == 0
+    assert len(told.out) > 1
+    assert len(run_json("log", "main")["entries"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from forkpoint.cli.engine import (
     starting_name,
 )
 from forkpoint.cli.location import RepositoryPath
-from forkpoint.cli.output import AsJson, print_json, progress_bar, show_text
+from forkpoint.cli.output import AsJson, Screen, print_json, progress_bar, show_text
 from forkpoint.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -77,9 +77,11 @@ def chat(
                     opened.say()
             else:
                 opened = _say(opened, content, options)
-            opened = replace(opened, value=_answer(opened.value, max_tokens, as_json))
+            screen = Screen((lambda text: None) if as_json else show_text)
+            opened = replace(opened, value=_answer(opened.value, max_tokens, screen))
             if repository is not None:
                 opened.value.commit(repository, branch, message=content)
+            screen.check()
             if as_json:
                 print_json(_record(opened))
 
@@ -109,11 +111,10 @@ def _say(opened: Opened, content: str, options: SamplingOptions) -> Opened:
     return replace(opened, value=value, extended=value.receipt)
 
 
-def _answer(value: Continuation, max_tokens: int, as_json: bool) -> Continuation:
-    if as_json:
-        return value.answer(max_tokens)
-    answered = value.answer(max_tokens, on_text=show_text)
-    print()
+def _answer(value: Continuation, max_tokens: int, screen: Screen) -> Continuation:
+    """The answer is generated to its end also when it cannot be shown any more."""
+    answered = value.answer(max_tokens, on_text=screen.show)
+    screen.show("\n")
     return answered
 
 

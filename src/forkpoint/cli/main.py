@@ -6,7 +6,6 @@ Commands import what they need when they run, so that ``forkpoint log`` pays for
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -28,8 +27,8 @@ from forkpoint.cli import (
     refs,
     repositories,
 )
-from forkpoint.cli.output import print_error, print_failure
-from forkpoint.errors import EXIT_CODES, Error, InvalidInput
+from forkpoint.cli.output import discard, print_error, print_failure
+from forkpoint.errors import EXIT_CODES, Error, InvalidInput, Unavailable
 
 # Imports and long listings make many objects and no cycles: fewer passes over them save a tenth of a short command.
 gc.set_threshold(50_000, 20, 20)
@@ -68,12 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         exit_code = _run(given)
-        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has gone; nothing is wrong here. Python flushes once more at the end: to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return exit_code
+        exit_code = 0  # the reader (head, a pager) has gone; nothing is wrong here
+    except OSError as error:
+        if _flush() is None:
+            raise  # it was no output that failed
+        exit_code = _unwritable(error)
+    failure = _flush()
+    if failure is None:
+        return exit_code
+    discard(sys.stdout)
+    return exit_code or (0 if isinstance(failure, BrokenPipeError) else _unwritable(failure))
+
+
+def _flush() -> OSError | None:
+    """Write what is still in the buffer of standard output; returns why that cannot be done."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _unwritable(failure: OSError) -> int:
+    """Said on stderr, as JSON has nowhere to go either."""
+    message = f"cannot write the output: {failure.strerror}; what was committed is kept"
+    return print_error(Unavailable(message, code="output"), as_json=False)
 
 
 def _run(arguments: list[str]) -> int:

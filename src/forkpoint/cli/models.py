@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +29,7 @@ from forkpoint.cli.engine import (
     starting_name,
 )
 from forkpoint.cli.location import RepositoryPath
-from forkpoint.cli.output import AsJson, note, print_json, printable, show_text
+from forkpoint.cli.output import AsJson, Screen, note, print_json, printable, show_text
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import short
 
@@ -75,9 +74,9 @@ def run(
 
     Without --branch nothing is kept.
 
-    A branch goes on with the sampling it was committed with; options given here override it. Ctrl-C ends the text, and
-    commits what there is. JSON: branch, id, position, receipt (of the start or the checkout), extended (of appending
-    --prompt to what was checked out), text, tokens (those generated).
+    A branch goes on with the sampling it was committed with; options given here override it. Ctrl-C ends the text, as
+    does a reader of it that goes away, and what there is is committed. JSON: branch, id, position, receipt (of the start
+    or the checkout), extended (of appending --prompt to what was checked out), text, tokens (those generated).
     """
     if prompt is None and branch is None and from_name is None:
         prompt = _piped_prompt()
@@ -91,10 +90,10 @@ def run(
         opened = open_text(engine, repository, start, prompt, options)
         commits = Commits(repository=repository, branch=branch, every=commit_every, message=message or prompt or "")
         if as_json:
-            print_json(_record(opened, _write(opened.value, max_tokens, commits, lambda text: None), branch))
+            print_json(_record(opened, _write(opened.value, max_tokens, commits, Screen(lambda text: None)), branch))
         else:
             opened.say()
-            _write(opened.value, max_tokens, commits, show_text)
+            _write(opened.value, max_tokens, commits, Screen(show_text))
 
 
 def score(
@@ -159,8 +158,11 @@ class Written:
     text: str
 
 
-def _write(base: Continuation, max_tokens: int, commits: Commits, show: Callable[[str], None]) -> Written:
-    """Generate, showing and committing as it goes. An interrupt ends the text, and is raised again when all is committed."""
+def _write(base: Continuation, max_tokens: int, commits: Commits, screen: Screen) -> Written:
+    """Generate, showing and committing as it goes.
+
+    An interrupt, and an output that cannot be written, end the text, and are raised when all is committed.
+    """
     value, pieces = base, []
     interrupted: KeyboardInterrupt | None = None
     if commits.is_due(0):
@@ -169,17 +171,20 @@ def _write(base: Continuation, max_tokens: int, commits: Commits, show: Callable
         for number, item in enumerate(base.stream(max_tokens), start=1):
             value = item.continuation
             pieces.append(item.text)
-            show(item.text)
+            screen.show(item.text)
             if commits.is_due(number):
                 commits.commit(value)
+            if screen.failure is not None:
+                break
     except KeyboardInterrupt as error:
         interrupted = error
-    show("\n")
+    screen.show("\n")
     published = commits.commit(value)
     if published is not None:
         note(f"{commits.branch} is at {short(published.manifest_id)}, position {value.position}")
     if interrupted is not None:
         raise interrupted
+    screen.check()
     return Written(value=value, text="".join(pieces))
 
 

@@ -6,13 +6,14 @@ Plain lines are printed as they are; ``rich`` is imported for a progress bar on 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeAlias
+from typing import IO, Annotated, Any, Final, TypeAlias, final
 
 import typer
 
@@ -42,13 +43,29 @@ def print_failure(code: str, message: str, data: Mapping[str, Any], exit_code: i
     if as_json:
         print_json({"error": {"code": code, "data": data, "message": message}, "exit_code": exit_code})
     else:
-        print(f"forkpoint: {message} [{code}]", file=sys.stderr)
+        _say(f"forkpoint: {message} [{code}]")
     return exit_code
 
 
 def note(text: str) -> None:
     """Say on stderr what long work is going on."""
-    print(f"forkpoint: {text}", file=sys.stderr)
+    _say(f"forkpoint: {text}")
+
+
+def discard(stream: IO[str]) -> None:
+    """Let a stream that cannot be written lead to nowhere, also what is still in its buffer: Python flushes once more at the end."""
+    with suppress(OSError):  # a stream without a file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _say(line: str) -> None:
+    """A line on stderr. One that cannot be written stops no work: what it tells of is worth more."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
 
 
 def shown_bytes(num_bytes: int) -> str:
@@ -93,6 +110,33 @@ def printable_text(text: str) -> str:
 def show_text(text: str) -> None:
     """Print a piece of what a model writes at once, doing nothing else to the terminal."""
     print(printable_text(text), end="", flush=True)
+
+
+@final
+class Screen:
+    """Shows text for as long as that is possible, so that what is generated outlives a reader that went away.
+
+    Attributes:
+        failure: why nothing is shown any more; None while it is.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self.failure: OSError | UnicodeError | None = None
+
+    def show(self, text: str) -> None:
+        """Show a piece of text; nothing after a failure."""
+        if self.failure is not None:
+            return
+        try:
+            self._show(text)
+        except (OSError, UnicodeError) as error:
+            self.failure = error
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self.failure is not None:
+            raise self.failure
 
 
 def in_decimal(text: str) -> str:
