@@ -9,7 +9,7 @@ from tests.repo.drafts import draft_of
 
 from forkpoint.catalog.catalog import Catalog
 from forkpoint.catalog.dialect import sqlite_url
-from forkpoint.errors import Conflict, NotFound
+from forkpoint.errors import Conflict, InvalidInput, NotFound
 from forkpoint.ids import ManifestId, ObjectKind
 from forkpoint.repo import gc
 from forkpoint.repo.repository import Repository
@@ -75,6 +75,15 @@ def test_a_lease_is_renewed_while_its_block_runs(repo: Repository) -> None:
         time.sleep(2)
         repo.collect()
         repo.verify(leased)
+    assert repo.catalog.num_leases() == 0
+
+
+@pytest.mark.parametrize("ttl_s", [float("nan"), float("inf"), float("-inf"), -1.0, 0.0])
+def test_a_lease_of_no_sound_length_is_refused(repo: Repository, ttl_s: float) -> None:
+    leased = abandoned(repo)
+    with pytest.raises(InvalidInput) as caught, repo.lease(leased, ttl_s=ttl_s):
+        pass
+    assert caught.value.code == "invalid_input.ttl"
     assert repo.catalog.num_leases() == 0
 
 

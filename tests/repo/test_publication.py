@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.repo.drafts import draft_of
@@ -140,3 +141,16 @@ def test_a_repository_opened_again_holds_the_same(tmp_path: Path) -> None:
     with Repository.open(tmp_path) as repo:
         assert repo.resolve("HEAD") == publication.manifest_id
         assert repo.tokens(publication.manifest_id) == TOKENS
+
+
+def test_a_message_is_cut_once_for_the_catalog_and_the_move(repo: Repository) -> None:
+    published = repo.publish(draft_of([1, 2]), branch="main", message="x" * 5000).manifest_id
+    assert repo.row(published).message == repo.reflog("main")[0].move.message == "x" * 4096
+
+
+@pytest.mark.parametrize("message", [None, b"bytes", 7])
+def test_a_message_that_is_no_text_is_refused(repo: Repository, message: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        repo.publish(draft_of([1, 2]), branch="main", message=message)
+    assert caught.value.code == "invalid_input.message"
+    assert repo.branches() == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.repo.drafts import draft_of
 
@@ -161,3 +163,19 @@ def test_the_log_goes_back_newest_first_and_names_refs(repo: Repository) -> None
     assert entries[0].refs == ("HEAD", "refs/heads/main")
     assert [entry.row.message for entry in entries] == ["m2", "m1", "m0"]
     assert len(repo.log("main", limit=2)) == 2
+
+
+@pytest.mark.parametrize("expect", ["fastforward", "", "b3:12", None, 7])
+def test_an_expectation_that_means_nothing_is_refused(repo: Repository, expect: Any) -> None:
+    repo.publish(draft_of([1, 2]), branch="main")
+    data = b"".join(repo.export_bundle("main"))
+    for attempt in (
+        lambda: repo.publish(draft_of([1, 2, 3]), branch="main", expect=expect),
+        lambda: repo.commit_bundle(data, branch="main", expect=expect),
+        lambda: repo.branch("main", "main", expect=expect),
+        lambda: repo.tag("new", "main", expect=expect),
+        lambda: repo.delete_branch("main", expect=expect),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            attempt()
+        assert caught.value.code == "invalid_input.expect"

@@ -14,7 +14,8 @@ from forkpoint.errors import Corrupt, InvalidInput
 from forkpoint.ids import Bytes, ManifestId, ObjectKind, short
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.contents import read_manifest, read_tokens, tokenizer_of
-from forkpoint.repo.names import Expectation, branch_ref
+from forkpoint.repo.moves import cut_message
+from forkpoint.repo.names import Expectation, branch_ref, check_expectation
 from forkpoint.repo.publication import Publication, publication_of, publish_staged
 from forkpoint.repo.resolution import resolve
 from forkpoint.repo.staging import Parts, Staged
@@ -36,6 +37,8 @@ def commit_bundle(
     """See :meth:`forkpoint.repo.repository.Repository.commit_bundle`."""
     started = time.perf_counter()
     ref = None if branch is None else branch_ref(branch)
+    check_expectation(expect)
+    message = cut_message(message)
     staged = _stage(backing, parse_bundle(data))
     was_new, move_id = publish_staged(backing, staged, ref=ref, expect=expect, message=message)
     return publication_of(staged, was_new=was_new, move_id=move_id, elapsed_ms=(time.perf_counter() - started) * 1e3)

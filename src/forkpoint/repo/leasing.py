@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from threading import Event, Thread
 
 from forkpoint.catalog.catalog import Catalog
-from forkpoint.errors import CapacityExceeded, Error, Unavailable
+from forkpoint.errors import CapacityExceeded, Error, InvalidInput, Unavailable
 from forkpoint.ids import ManifestId
 from forkpoint.repo.backing import Backing
 
@@ -15,6 +16,8 @@ from forkpoint.repo.backing import Backing
 @contextmanager
 def leased(backing: Backing, manifest_id: ManifestId, ttl_s: float) -> Iterator[str]:
     """See :meth:`forkpoint.repo.repository.Repository.lease`."""
+    if not (isfinite(ttl_s) and ttl_s > 0):
+        raise InvalidInput(f"a lease cannot last {ttl_s} s; give a finite number of seconds above 0", code="ttl")
     catalog = backing.catalog
     lease_id = catalog.acquire_lease(manifest_id, backing.who, ttl_s)
     ended = Event()

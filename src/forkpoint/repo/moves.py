@@ -11,7 +11,7 @@ from typing import Final
 
 from forkpoint.catalog.records import MoveRow, RefRow
 from forkpoint.catalog.transaction import Transaction
-from forkpoint.errors import Conflict
+from forkpoint.errors import Conflict, InvalidInput
 from forkpoint.ids import ManifestId, MoveId, ObjectKind, short
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.names import HEAD, HEADS, SYMBOLIC, Expectation, short_name
@@ -58,6 +58,13 @@ def decide_move(
     return True
 
 
+def cut_message(message: str) -> str:
+    """A message as moves hold it, for the catalog to hold the same. Raises InvalidInput ``invalid_input.message``."""
+    if not isinstance(message, str):
+        raise InvalidInput(f"a message is text, not {message!r}; leave it empty for none", code="message")
+    return message[:MAX_MESSAGE_CHARS]
+
+
 def move_ref(
     backing: Backing, tx: Transaction, ref: str, new: ManifestId | None, *, message: str, is_trusted: bool
 ) -> MoveId:
@@ -100,7 +107,7 @@ def _record(
 ) -> MoveRow:
     move = Move(
         ref=ref, old=old, new=new, previous=tx.last_move_id(ref), tx=tx.number, at_us=tx.at_us,
-        who=backing.who, message=message[:MAX_MESSAGE_CHARS], is_trusted=is_trusted,
+        who=backing.who, message=cut_message(message), is_trusted=is_trusted,
     )  # fmt: skip
     receipt = backing.store.put(NewObject(kind=ObjectKind.MOVE, parts=[encode_move(move)]))
     return move_row(receipt.object_id, move)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from forkpoint.errors import InvalidInput
-from forkpoint.ids import ManifestId
+from forkpoint.ids import ManifestId, parse_object_id
 
 HEAD: Final = "HEAD"
 HEADS: Final = "refs/heads/"
@@ -83,6 +83,19 @@ def check_ref_name(ref: str) -> None:
     if any(part.startswith(".") or part.endswith((".lock", ".")) for part in parts):
         _refuse(ref, "a part begins with '.', or ends with '.' or '.lock'")
     _check_text(ref)
+
+
+def check_expectation(expect: Expectation) -> None:
+    """Refuse what is neither a known word nor a complete id. Raises InvalidInput ``invalid_input.expect``."""
+    if expect in ("absent", "fast-forward", "anything"):
+        return
+    try:
+        parse_object_id(expect)
+    except (InvalidInput, TypeError) as error:
+        raise InvalidInput(
+            f"{expect!r} is nothing that a ref can be expected to hold; write fast-forward, absent, anything or a complete id",
+            code="expect", expect=repr(expect),
+        ) from error  # fmt: skip
 
 
 def parse_revision(text: str) -> Revision:

@@ -26,8 +26,8 @@ from forkpoint.errors import InvalidInput
 from forkpoint.ids import ManifestId, MoveId, ObjectKind
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.lineage import KnownParents
-from forkpoint.repo.moves import decide_move, move_ref
-from forkpoint.repo.names import Expectation, branch_ref
+from forkpoint.repo.moves import cut_message, decide_move, move_ref
+from forkpoint.repo.names import Expectation, branch_ref, check_expectation
 from forkpoint.repo.rows import manifest_row, prefix_rows
 from forkpoint.repo.staging import Staged, stage
 from forkpoint.state.draft import Draft
@@ -62,6 +62,8 @@ def publish(backing: Backing, draft: Draft, *, branch: str | None, expect: Expec
     """See :meth:`forkpoint.repo.repository.Repository.publish`."""
     started = time.perf_counter()
     ref = None if branch is None else branch_ref(branch)
+    check_expectation(expect)
+    message = cut_message(message)
     _check_draft(draft)
     staged = stage(backing, draft)
     was_new, move_id = publish_staged(backing, staged, ref=ref, expect=expect, message=message)

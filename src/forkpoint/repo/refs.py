@@ -9,7 +9,17 @@ from forkpoint.errors import Conflict, Error, NotFound
 from forkpoint.ids import ManifestId, MoveId, parse_object_id
 from forkpoint.repo.backing import Backing
 from forkpoint.repo.moves import decide_move, move_ref, point_head, value_of
-from forkpoint.repo.names import HEAD, HEADS, SYMBOLIC, TAGS, Expectation, branch_ref, short_name, tag_ref
+from forkpoint.repo.names import (
+    HEAD,
+    HEADS,
+    SYMBOLIC,
+    TAGS,
+    Expectation,
+    branch_ref,
+    check_expectation,
+    short_name,
+    tag_ref,
+)
 from forkpoint.repo.resolution import resolve
 from forkpoint.repo.revival import ensure_live
 
@@ -68,6 +78,7 @@ def delete(backing: Backing, ref: str, expect: Expectation, message: str) -> Mov
         NotFound: ``not_found.ref``.
         Conflict: ``conflict.current_branch`` for the branch that HEAD is at, ``conflict.ref`` as expected.
     """
+    check_expectation(expect)
     with backing.catalog.transaction(reason=f"delete {ref}") as tx:
         found = tx.find_ref(ref)
         if found is None:
@@ -129,6 +140,7 @@ def find_target(catalog: Catalog, name: str) -> ManifestId:
 
 
 def _put(backing: Backing, ref: str, target: str, expect: Expectation, message: str) -> MoveId | None:
+    check_expectation(expect)
     manifest_id = find_target(backing.catalog, target)
     with backing.catalog.transaction(reason=f"set {ref}") as tx:
         ensure_live(backing, tx, manifest_id)

@@ -167,12 +167,13 @@ class Repository(RepositoryReads):
                 a child published soon keeps it from collection.
             expect: what the branch must hold: an ancestor of the new manifest (or nothing), exactly this manifest, nothing
                 (``absent``), or ``anything``. A branch that holds the new manifest already is always right.
-            message: for the reflog; and for the log when the payload has no ``message``.
+            message: for the reflog; and for the log when the payload has no ``message``. Cut after 4096 characters.
 
         Raises:
             Conflict: ``conflict.ref`` when the branch holds something else; the manifest is published all the same.
             CapacityExceeded: ``capacity.disk``; nothing is advertised, and a retry continues where it ended.
-            InvalidInput: ``invalid_input.ref_name``, or what the draft's parts are refused for.
+            InvalidInput: ``invalid_input.ref_name``, ``invalid_input.expect``, ``invalid_input.message``, or what the draft's
+                parts are refused for.
         """
         return publish(self._backing, draft, branch=branch, expect=expect, message=message)
 
@@ -316,7 +317,8 @@ class Repository(RepositoryReads):
             ttl_s: how long it is kept if this process dies. A thread renews the lease at every third of that; only where none
                 succeeds that long (the machine asleep, the catalog locked) does it run out while the block runs.
 
-        Yields the lease's id. Raises NotFound ``not_found.manifest`` when it is gone already.
+        Yields the lease's id. Raises NotFound ``not_found.manifest`` when it is gone already, and InvalidInput
+        ``invalid_input.ttl`` for a time that is not finite and positive.
         """
         from forkpoint.repo.leasing import leased
 
