@@ -74,7 +74,7 @@ def fsck(
     """
     from forkpoint.repo.repository import Repository
 
-    rebuilt = Repository.rebuild_catalog(find_repository(repo)) if rebuild_catalog else None
+    rebuilt = Repository.rebuild_catalog(repo or find_repository(None)) if rebuild_catalog else None
     repaired: list[str] = []
     with open_repository(repo) as repository:
         findings = _checked(repository)
