@@ -18,6 +18,7 @@ from forkpoint.cli import main as main_module
 from forkpoint.cli import repositories
 from forkpoint.cli.output import counted, in_decimal, printable, printable_text, shown_bytes
 from forkpoint.errors import EXIT_CODES, Error
+from forkpoint.repo.repository import Repository
 
 
 def test_without_arguments_and_with_help_the_commands_are_listed() -> None:
@@ -95,13 +96,54 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("status").code == 130
 
 
-def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_with_json_gives_an_object_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repositories, "open_repository", interrupt)
+    record = run_json("status", code=130)
+    assert (record["error"]["code"], record["exit_code"]) == ("error.interrupted", 130)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by 0"), OSError("by 0"), UnicodeError("by 0")], ids=type)
+def test_our_own_bugs_are_told_in_a_line_and_shown_to_people(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: object) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(repositories, "open_repository", fail)
-    with pytest.raises(ZeroDivisionError):
-        run("status")
+    told = run("status")
+    message = f"internal error: {type(error).__name__}: by 0"
+    assert (told.code, told.out) == (1, "")
+    first, *rest = told.err.splitlines()
+    assert first == f"forkpoint: {message} [error.internal]"
+    assert rest[0].startswith("Traceback")
+    quiet = run("status", "--json")
+    assert (quiet.code, quiet.err) == (1, "")
+    assert quiet.json == {"error": {"code": "error.internal", "data": {}, "message": message}, "exit_code": 1}
+
+
+def test_an_output_in_another_encoding_takes_every_text(story: Story) -> None:
+    with Repository.open(story.folder) as repository:
+        repository.tag("日本", story.first)
+    for arguments in (["tag"], ["tag", "--json"]):
+        line, environment = command(arguments)
+        done = subprocess.run(line, env=environment | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+        assert b"\\u65e5\\u672c" in done.stdout
+        assert done.stderr == b""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["status", "show nothing", "lgo", "status --json", "snapshot main -", "commit -"])
+def test_closed_streams_lead_to_nowhere(story: Story, words: str, closed: str) -> None:
+    line, environment = command(words.split())
+    whole = subprocess.run(line, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    shell = f"{' '.join(line)} {closed}"
+    done = subprocess.run(
+        ["bash", "-c", shell], env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert done.returncode == whole.returncode
+    assert b"Traceback" not in done.stderr
+    assert done.stdout == (b"" if " >&-" in f" {closed}" else whole.stdout)
 
 
 def test_processes_end_with_the_same_codes(story: Story) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Final
 
 import typer
@@ -27,7 +29,7 @@ from forkpoint.cli import (
     refs,
     repositories,
 )
-from forkpoint.cli.output import discard, print_error, print_failure
+from forkpoint.cli.output import discard, prepare_streams, print_error, print_failure
 from forkpoint.errors import EXIT_CODES, Error, InvalidInput, Unavailable
 
 # Imports and long listings make many objects and no cycles: fewer passes over them save a tenth of a short command.
@@ -65,14 +67,14 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0, 130 for an interrupt, or one of ``forkpoint.errors.EXIT_CODES``."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     try:
         exit_code = _run(given)
     except BrokenPipeError:
         exit_code = 0  # the reader (head, a pager) has gone; nothing is wrong here
     except OSError as error:
-        if _flush() is None:
-            raise  # it was no output that failed
-        exit_code = _unwritable(error)
+        # Output that failed is still in the buffer, and fails again.
+        exit_code = _bug(error, as_json="--json" in given) if _flush() is None else _unwritable(error)
     failure = _flush()
     if failure is None:
         return exit_code
@@ -109,8 +111,29 @@ def _run(arguments: list[str]) -> int:
     except TyperException as refusal:
         return _refused(refusal, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _INTERRUPTED
+        return _interrupted(as_json)
+    except OSError:
+        raise  # may be the output's own, which only the caller can tell
+    except Exception as error:  # noqa: BLE001 - the outermost rim: the rest are our own bugs, and are told as such
+        return _bug(error, as_json=as_json)
     return 0
+
+
+def _interrupted(as_json: bool) -> int:
+    """People know what they did; programs get an object as always."""
+    if as_json:
+        print_failure("error.interrupted", "interrupted; what was committed is kept", {}, _INTERRUPTED, as_json=True)
+    return _INTERRUPTED
+
+
+def _bug(error: Exception, *, as_json: bool) -> int:
+    """What nobody foresaw: a line, and for people also where it happened."""
+    message = f"internal error: {type(error).__name__}: {error}"
+    exit_code = print_failure("error.internal", message, {}, EXIT_CODES[Error.family], as_json=as_json)
+    if not as_json:
+        with suppress(OSError):
+            traceback.print_exception(error)
+    return exit_code
 
 
 def _refused(refusal: TyperException, as_json: bool) -> int:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import TextIOWrapper
 from typing import IO, Annotated, Any, Final, TypeAlias, final
 
 import typer
@@ -29,8 +30,8 @@ _HEX_FLOAT: Final = re.compile(r"""(["']?)(-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4})\1
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
-    print(json.dumps(record, ensure_ascii=False))
+    """One JSON object on stdout, in ASCII: it can be written whatever the encoding of stdout is."""
+    print(json.dumps(record, ensure_ascii=True))
 
 
 def print_error(error: Error, *, as_json: bool) -> int:
@@ -50,6 +51,19 @@ def print_failure(code: str, message: str, data: Mapping[str, Any], exit_code: i
 def note(text: str) -> None:
     """Say on stderr what long work is going on."""
     _say(f"forkpoint: {text}")
+
+
+def prepare_streams() -> None:
+    """Have three streams that take every text: closed ones lead to nowhere, and what an encoding lacks is escaped.
+
+    Opened here, a file takes the descriptor of the closed stream, so that no later file gets what is printed.
+    """
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123 - open as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard(stream: IO[str]) -> None:
