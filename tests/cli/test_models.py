@@ -255,6 +255,11 @@ def test_a_run_without_a_reader_of_its_messages_goes_on(model: str, work: Path) 
         (("-b", "side", "--from", "main"), 4, "conflict.ref"),
         (("-p", "x", "--commit-every", "-1"), 2, "invalid_input.usage"),
         (("-p", "x", "-n", "many"), 2, "invalid_input.usage"),
+        (("-p", "x", "--threads", "0"), 2, "invalid_input.usage"),
+        (("-p", "x", "--threads", "1000000"), 2, "invalid_input.usage"),
+        (("-p", "a\udcff"), 2, "invalid_input.text"),
+        (("-p", "x", "-m", "\udcff"), 2, "invalid_input.text"),
+        (("-p", "x", "--stop", "b", "--stop", "\udcff"), 2, "invalid_input.text"),
     ],
 )
 def test_run_refuses_before_a_model_is_loaded(
@@ -269,6 +274,22 @@ def test_run_refuses_before_a_model_is_loaded(
 
     monkeypatch.setattr(commands, "load", load)
     assert go(model, *arguments, code=code)["error"]["code"] == error
+
+
+@pytest.mark.parametrize(
+    "arguments", [("score", "-p", "x", "a", "\udcff"), ("score", "-p", "\udcff", "a"), ("chat", "-p", "\udcff")]
+)
+def test_texts_that_are_no_unicode_are_refused_before_a_model_is_loaded(work: Path, arguments: Sequence[str]) -> None:
+    name, *rest = arguments
+    record = run_json(name, str(work / "no.gguf"), *rest, code=2)
+    assert record["error"]["code"] == "invalid_input.text"
+
+
+def test_what_is_piped_in_is_refused_where_it_is_no_unicode(model: str) -> None:
+    refused = chat(model, "-b", "talk", stdin=b"hello\n\xff\n")
+    assert (refused.code, refused.err.count("[invalid_input.text]")) == (2, 1)
+    piped = run("run", model, "--json", stdin=b"\xff")
+    assert (piped.code, piped.json["error"]["code"]) == (2, "invalid_input.text")
 
 
 def test_run_names_a_model_that_is_not_there(work: Path) -> None:

@@ -26,6 +26,7 @@ from forkpoint.cli.engine import (
 )
 from forkpoint.cli.location import RepositoryPath
 from forkpoint.cli.output import AsJson, Screen, print_json, progress_bar, show_text
+from forkpoint.cli.text import checked_text
 from forkpoint.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -41,9 +42,14 @@ def register(app: typer.Typer) -> None:
 def chat(
     model: Model = "bundled:smollm2",
     branch: Branch = None,
-    system: Annotated[str | None, typer.Option(help="System message of a new conversation.")] = None,
+    system: Annotated[
+        str | None, typer.Option(callback=checked_text, help="System message of a new conversation.")
+    ] = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Say this one thing instead of reading from the terminal.")
+        str | None,
+        typer.Option(
+            "--prompt", "-p", callback=checked_text, help="Say this one thing instead of reading from the terminal."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of an answer at most.")] = 512,
     temperature: Temperature = None,
@@ -128,5 +134,7 @@ def _typed_lines() -> Iterator[str]:
             line = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise InvalidInput("a line that was said is no UTF-8", code="text") from None
         if line.strip():
-            yield line
+            yield checked_text(line)

@@ -15,6 +15,7 @@ import typer
 
 from forkpoint.cli.location import open_repository
 from forkpoint.cli.output import counted, note, printable, progress_bar
+from forkpoint.cli.text import checked_text
 from forkpoint.errors import Conflict, NotFound
 from forkpoint.ids import short
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 Model: TypeAlias = Annotated[str, typer.Argument(help="bundled:smollm2, a folder, a .gguf file, or a hub id.")]
 Branch: TypeAlias = Annotated[str | None, typer.Option("--branch", "-b", help="Branch to start or to go on with.")]
 Dtype: TypeAlias = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of the model; default: torch's own choice.")]
+Threads: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Threads of the model; default: torch's own choice.")
+]
 TrustCode: TypeAlias = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that ships with the model.")
 ]
@@ -36,7 +39,9 @@ MinP: TypeAlias = Annotated[
     float | None, typer.Option(help="Keep tokens with this fraction of the best one's probability.")
 ]
 RepetitionPenalty: TypeAlias = Annotated[float | None, typer.Option(help="Above 1 discourages tokens of the history.")]
-Stop: TypeAlias = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+Stop: TypeAlias = Annotated[
+    list[str] | None, typer.Option(callback=checked_text, help="End before this text; may be given several times.")
+]
 Seed: TypeAlias = Annotated[int | None, typer.Option(help="Key of the random numbers.")]
 
 

@@ -14,6 +14,7 @@ import typer
 
 from forkpoint.cli.location import RepositoryPath, open_repository
 from forkpoint.cli.output import AsJson, counted, print_json, shown_bytes
+from forkpoint.cli.text import checked_text
 from forkpoint.errors import CapacityExceeded, InvalidInput, NotFound, Unavailable
 from forkpoint.ids import Bytes, short
 
@@ -35,7 +36,9 @@ def commit(
     branch: Annotated[
         str | None, typer.Option("--branch", "-b", help="Branch to move to it; default: the current one.")
     ] = None,
-    message: Annotated[str, typer.Option("--message", "-m", help="For the log and the reflog.")] = "",
+    message: Annotated[
+        str, typer.Option("--message", "-m", callback=checked_text, help="For the log and the reflog.")
+    ] = "",
     force: Annotated[bool, typer.Option("--force", "-f", help="Move the branch, wherever it is now.")] = False,
     repo: RepositoryPath = None,
     as_json: AsJson = False,

@@ -30,6 +30,7 @@ from forkpoint.cli.engine import (
 )
 from forkpoint.cli.location import RepositoryPath
 from forkpoint.cli.output import AsJson, Screen, note, print_json, printable, show_text
+from forkpoint.cli.text import checked_text
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import short
 
@@ -48,7 +49,8 @@ def register(app: typer.Typer) -> None:
 def run(
     model: Model,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Text to start with, or to append to the branch.")
+        str | None,
+        typer.Option("--prompt", "-p", callback=checked_text, help="Text to start with, or to append to the branch."),
     ] = None,
     branch: Branch = None,
     from_name: Annotated[str | None, typer.Option("--from", help="Start a new branch from this name instead.")] = None,
@@ -63,7 +65,7 @@ def run(
     commit_every: Annotated[
         int, typer.Option(min=0, help="Commit after every so many tokens; 0 is at the end only.")
     ] = 0,
-    message: Annotated[str, typer.Option("--message", "-m", help="Message of the commit.")] = "",
+    message: Annotated[str, typer.Option("--message", "-m", callback=checked_text, help="Message of the commit.")] = "",
     dtype: Dtype = "bfloat16",
     threads: Threads = None,
     trust_remote_code: TrustCode = False,
@@ -98,8 +100,10 @@ def run(
 
 def score(
     model: Model,
-    candidates: Annotated[list[str], typer.Argument(help="Texts to score as what comes next.")],
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Text before them.")] = None,
+    candidates: Annotated[list[str], typer.Argument(callback=checked_text, help="Texts to score as what comes next.")],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", callback=checked_text, help="Text before them.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Score from this committed continuation instead.")] = None,
     count_end: Annotated[bool, typer.Option("--count-end", help="Count the end token after each text.")] = False,
     per_token: Annotated[bool, typer.Option("--per-token", help="Divide by the number of tokens.")] = False,
@@ -189,8 +193,14 @@ def _write(base: Continuation, max_tokens: int, commits: Commits, screen: Screen
 
 
 def _piped_prompt() -> str:
-    """What is piped in. Raises InvalidInput ``invalid_input.prompt`` when that is nothing, or a person at a terminal."""
-    prompt = "" if sys.stdin.isatty() else sys.stdin.read()
+    """What is piped in.
+
+    Raises InvalidInput ``invalid_input.prompt`` when that is nothing, or a person at a terminal, and ``invalid_input.text``.
+    """
+    try:
+        prompt = "" if sys.stdin.isatty() else checked_text(sys.stdin.read())
+    except UnicodeDecodeError:
+        raise InvalidInput("what is piped in is no UTF-8", code="text") from None
     if not prompt:
         raise InvalidInput(
             "there is nothing to run: give --prompt, --branch or --from, or pipe a text in", code="prompt"
