@@ -35,6 +35,25 @@ def test_init_twice_is_refused(tmp_path: Path) -> None:
     assert "is a repository already; open it [conflict.repository]" in again.err
 
 
+@pytest.mark.parametrize("name", ["n" * 300, "n\udcff"], ids=["too long", "no UTF-8"])
+def test_a_path_that_cannot_be_used_is_refused_and_nothing_is_made(
+    name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (("init", name), ("status", "-C", name), ("demo", "--keep", name)):
+        assert run_json(*arguments, code=2)["error"]["code"] == "invalid_input.path"
+    monkeypatch.setenv("FORKPOINT_DIR", name)
+    assert run_json("status", code=2)["error"]["code"] == "invalid_input.path"
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_current_folder_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for name in ("status", "init"):
+        assert run_json(name, code=2)["error"]["code"] == "invalid_input.path"
+
+
 def test_status_says_where_head_is_and_how_much_there_is(story: Story) -> None:
     found = run("status")
     assert found.lines == [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from forkpoint.cli.demo_worker import COMMIT_EVERY, Restored, Token, Work, told
+from forkpoint.cli.location import check_path
 from forkpoint.cli.output import AsJson, note, print_json, printable, progress_bar
 from forkpoint.errors import Corrupt
 from forkpoint.ids import short
@@ -85,6 +86,8 @@ def demo(
     Commit, fork, kill -9 in mid-sentence, resume, compare bit for bit. JSON: same_logits, same_tokens, timings,
     tokens_before_kill, tokens_resumed.
     """
+    if keep is not None:
+        check_path(keep)
     with tempfile.TemporaryDirectory(prefix="forkpoint-demo-") as scratch:
         folder = keep or Path(scratch) / "demo"
         folder.mkdir(parents=True, exist_ok=True)

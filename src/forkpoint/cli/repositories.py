@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forkpoint.cli.location import RepositoryPath, open_repository
+from forkpoint.cli.location import RepositoryPath, check_path, open_repository
 from forkpoint.cli.output import AsJson, counted, print_json, printable, shown_bytes
 from forkpoint.errors import Corrupt, Incompatible, NotFound
 from forkpoint.ids import short
@@ -31,6 +31,7 @@ def init(
     """Make an empty repository. JSON: folder, namespace, branch."""
     from forkpoint.repo.repository import Repository
 
+    check_path(path)
     with Repository.create(path, namespace=namespace) as repository:
         branch = repository.head().branch
         if as_json:
