@@ -200,8 +200,7 @@ class TransformersEngine:
                 named. Nothing changes in memory then.
         """
         started = time.perf_counter()
-        # Without a lease: whatever a collection beside this deletes, what was read is whole, and what is gone is a typed error. So a
-        # repository that cannot be written can be restored from, and no restore waits for a flush.
+        # Without a lease: what a collection beside this deletes is a typed error, never other bytes, and no restore waits for a flush.
         manifest_id = repository.resolve(name)
         manifest = repository.manifest(manifest_id)
         is_trusted = repository.row(manifest_id).is_trusted

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from forkpoint.errors import Incompatible
 from forkpoint.ids import ObjectId
-from forkpoint.llm.resident.base import DTYPE_NAMES
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -125,8 +124,3 @@ def file_identity(files: Sequence[Path], *facts: str) -> str:
         stat = path.stat()
         parts.append(f"{path.resolve()}|{stat.st_size}|{stat.st_ino}|{stat.st_mtime_ns}|{stat.st_ctime_ns}")
     return "\n".join(parts)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """safetensors' name of a dtype that state can have."""
-    return DTYPE_NAMES[dtype]
