@@ -65,9 +65,9 @@ class PageGeometry:
     def keys(self, pages: Tensor) -> Tensor:
         """Keys as a view ``[pages, layers, page_tokens / 16, heads, key_dim, 16]``."""
         shape = (self.page_tokens // TILE_TOKENS, self.heads, self.key_dim, TILE_TOKENS)
-        return pages[..., : self.page_tokens * self.heads * self.key_dim].unflatten(-1, shape)
+        return pages[..., : self.page_tokens * self.heads * self.key_dim].view(*pages.shape[:-1], *shape)
 
     def values(self, pages: Tensor) -> Tensor:
         """Values as a view ``[pages, layers, page_tokens / 16, heads, 16, value_dim]``."""
         shape = (self.page_tokens // TILE_TOKENS, self.heads, TILE_TOKENS, self.value_dim)
-        return pages[..., self.page_tokens * self.heads * self.key_dim :].unflatten(-1, shape)
+        return pages[..., self.page_tokens * self.heads * self.key_dim :].view(*pages.shape[:-1], *shape)
