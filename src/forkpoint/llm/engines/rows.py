@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from forkpoint.llm.resident.base import AttentionCall, Reservation
+from forkpoint.llm.resident.routed import RoutedStep
 
 ATTENTION: Final = "forkpoint"
 STEP_KEYWORD: Final = "forkpoint_step"
@@ -66,10 +67,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """``query`` is ``[1 query_heads rows dim]``; returns ``[1 rows query_heads value_dim]``."""
     step = kwargs[STEP_KEYWORD]
-    assert isinstance(step, Step)
     if attention_mask is not None or any(kwargs.get(name) is not None for name in _BIASES):
         raise NotImplementedError("it adds a mask or bias of its own to attention")
     call = describe_call(module, query, kwargs)
+    if isinstance(step, RoutedStep):
+        return step.append_and_attend(call, *(rows[0].transpose(0, 1) for rows in (query, key, value)))[None], None
+    assert isinstance(step, Step)
     out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     for segment in step.segments:
         rows = slice(segment.row, segment.row + len(segment.tokens))
