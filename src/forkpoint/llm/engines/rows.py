@@ -15,7 +15,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from forkpoint.llm.resident.base import AttentionCall, Reservation
 from forkpoint.llm.resident.routed import RoutedStep
@@ -96,9 +95,5 @@ def describe_call(module: nn.Module, query: Tensor, kwargs: dict[str, object]) -
     )
 
 
-def _no_mask(*_args: object, **_kwargs: object) -> None:
-    """Masks are made by each lane's reservation, from positions."""
-
-
+# No mask function is registered under this name, and that tells transformers to make none, without looking at positions.
 AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _no_mask)
