@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 import typer.main
 
-from forkpoint.cli.main import app
+from forkpoint.cli.main import make_app
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "src" / "forkpoint"
@@ -119,14 +119,14 @@ def test_command_lines_run_one_after_another(document: str, tmp_path: Path, shel
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_are_ones_that_the_command_line_takes(document: str) -> None:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(make_app())
     unknown = [words for words in commands(document) if words[0] not in group.commands]
     assert unknown == []
 
 
 @pytest.mark.parametrize("document", [each for each in DOCUMENTS if blocks(each, "sh")])
 def test_options_are_ones_that_the_command_takes(document: str) -> None:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(make_app())
     for block in blocks(document, "sh"):
         for line in block.splitlines():
             if _COMMAND.match(line):

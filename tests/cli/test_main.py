@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 from tests.cli.runner import command, run, run_json, run_process, start
 from tests.cli.stories import Story
 
-from forkpoint.cli import main as main_module
 from forkpoint.cli import repositories
+from forkpoint.cli.main import MODULES, make_app
 from forkpoint.cli.output import counted, in_decimal, printable, printable_text, shown_bytes
 from forkpoint.errors import EXIT_CODES, Error
 from forkpoint.repo.repository import Repository
@@ -34,7 +35,7 @@ def test_the_list_of_commands_cuts_no_sentence() -> None:
     assert not [line for line in run("--help").lines if line.endswith("...") and not line.startswith("Usage")]
 
 
-COMMANDS = typer.main.get_command(main_module.app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [name for name, each in COMMANDS.items() if not each.hidden])
@@ -246,3 +247,19 @@ def _modules_after(arguments: list[str]) -> set[str]:
     _, environment = command([])
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return set(json.loads(done.stderr))
+
+
+def test_every_command_is_found_in_the_module_that_the_table_names() -> None:
+    for name, commands in MODULES.items():
+        alone: Any = typer.main.get_command(make_app(commands[0]))
+        assert set(alone.commands) == set(commands), name
+    whole: Any = typer.main.get_command(make_app())
+    assert set(whole.commands) == {command for commands in MODULES.values() for command in commands}
+
+
+def test_a_command_imports_no_other_commands(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom forkpoint.cli.main import main\nmain(['init', sys.argv[1]])\n"
+        "assert 'forkpoint.cli.chat' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "made")], check=True, stdout=subprocess.DEVNULL)

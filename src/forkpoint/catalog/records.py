@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from forkpoint.ids import ChunkId, ManifestId, MoveId, ObjectId, ObjectKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentEdge:
+class ParentEdge(NamedTuple):
     """``role`` is continues (LLM and fields), perturbs, assimilates or adopts."""
 
     role: str
@@ -108,9 +108,11 @@ class ObjectRef:
     object_id: ObjectId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRow:
-    """What a log prints of one manifest. A parent that the catalog does not hold is still named."""
+class LogRow(NamedTuple):
+    """What a log prints of one manifest. A parent that the catalog does not hold is still named.
+
+    A tuple, as a log makes tens of thousands of them.
+    """
 
     manifest_id: ManifestId
     parents: tuple[ParentEdge, ...]

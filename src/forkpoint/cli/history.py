@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from forkpoint.cli.location import RepositoryPath, open_repository
-from forkpoint.cli.output import AsJson, counted, in_decimal, indented, print_json, printable, shown_bytes, shown_time
+from forkpoint.cli.output import (
+    AsJson,
+    counted,
+    in_decimal,
+    indented,
+    print_json,
+    print_lines,
+    printable,
+    shown_bytes,
+    shown_time,
+)
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import short
 
@@ -55,8 +65,7 @@ def log(
         return
     lines = _oneline if oneline else _paragraph
     texts = ((each, lines(each, _decoration(each.refs, current))) for each in found)
-    for block in _beside_graph(found, texts) if graph else map(_joined, texts):
-        print(block)
+    print_lines(_beside_graph(found, texts) if graph else map(_joined, texts))
 
 
 def show(

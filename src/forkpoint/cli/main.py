@@ -1,50 +1,42 @@
 """The ``forkpoint`` command: thin commands over repositories and language models.
 
-Commands import what they need when they run, so that ``forkpoint log`` pays for no model, and ``forkpoint --help`` for no SQL.
+Commands import what they need when they run, so that ``forkpoint log`` pays for no model, and ``forkpoint --help`` for no SQL. Only the
+module of the command that was asked for is imported; for help and for what is no command, all are.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Annotated, Final
 
 import typer
 from typer.exceptions import TyperException
 
 from forkpoint import __version__
-from forkpoint.cli import (
-    chat,
-    demo,
-    demo_worker,
-    diff,
-    exchange,
-    history,
-    maintenance,
-    models,
-    objects,
-    refs,
-    repositories,
-)
 from forkpoint.cli.output import discard, prepare_streams, print_error, print_failure
 from forkpoint.errors import EXIT_CODES, Error, InvalidInput, Unavailable
 
 # Imports and long listings make many objects and no cycles: fewer passes over them save a tenth of a short command.
 gc.set_threshold(50_000, 20, 20)
 
-app = typer.Typer(
-    name="forkpoint",
-    help="Durable, forkable continuations: commit, branch, verify and exactly resume the state behind a computation.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _module in (repositories, refs, history, diff, exchange, objects, maintenance, models, chat, demo, demo_worker):
-    _module.register(app)
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "repositories": ("init", "status"),
+    "refs": ("branch", "tag", "fork", "checkout", "reflog"),
+    "history": ("log", "show"),
+    "diff": ("diff",),
+    "exchange": ("commit", "snapshot"),
+    "objects": ("cat-file",),
+    "maintenance": ("gc", "fsck", "verify"),
+    "models": ("run", "score"),
+    "chat": ("chat",),
+    "demo": ("demo",),
+    "demo_worker": ("demo-worker",),
+}
+"""The commands of each module, in the order in which help lists them."""
 
 _INTERRUPTED: Final = 130
 
@@ -55,13 +47,29 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Holds the options that every command shares."""
+
+
+def make_app(command: str | None = None) -> typer.Typer:
+    """The commands of the module that ``command`` is in, or all of them."""
+    app = typer.Typer(
+        name="forkpoint",
+        help="Durable, forkable continuations: commit, branch, verify and exactly resume the state behind a computation.",
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    names = [name for name, commands in MODULES.items() if command in commands] or MODULES
+    for name in names:
+        import_module(f"forkpoint.cli.{name}").register(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +108,7 @@ def _unwritable(failure: OSError) -> int:
 def _run(arguments: list[str]) -> int:
     """What typer does in its standalone mode, with our own words and codes for what goes wrong."""
     as_json = "--json" in arguments
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(make_app(arguments[0] if arguments else None))
     try:
         with command.make_context("forkpoint", arguments.copy() or ["--help"]) as context:
             command.invoke(context)
@@ -131,6 +139,8 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     message = f"internal error: {type(error).__name__}: {error}"
     exit_code = print_failure("error.internal", message, {}, EXIT_CODES[Error.family], as_json=as_json)
     if not as_json:
+        import traceback
+
         with suppress(OSError):
             traceback.print_exception(error)
     return exit_code

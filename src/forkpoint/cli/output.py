@@ -9,11 +9,12 @@ import json
 import os
 import re
 import sys
+import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from io import TextIOWrapper
+from itertools import islice
 from typing import IO, Annotated, Any, Final, TypeAlias, final
 
 import typer
@@ -32,6 +33,13 @@ _HEX_FLOAT: Final = re.compile(r"""(["']?)(-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4})\1
 def print_json(record: Mapping[str, Any]) -> None:
     """One JSON object on stdout, in ASCII: it can be written whatever the encoding of stdout is."""
     print(json.dumps(record, ensure_ascii=True))
+
+
+def print_lines(blocks: Iterable[str]) -> None:
+    """Print each block and a line break, a hundred at a time: a long listing is not a write each."""
+    rest = iter(blocks)
+    while batch := list(islice(rest, 100)):
+        print("\n".join(batch))
 
 
 def print_error(error: Error, *, as_json: bool) -> int:
@@ -92,7 +100,8 @@ def shown_bytes(num_bytes: int) -> str:
 
 def shown_time(at_us: int) -> str:
     """A time of the catalog (microseconds UTC) in local ISO form, to the second."""
-    return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec="seconds")
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at_us // 1_000_000))
+    return f"{stamp[:-2]}:{stamp[-2:]}"
 
 
 def counted(count: int, what: str) -> str:

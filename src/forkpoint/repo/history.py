@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from forkpoint.catalog.records import Counts, LogRow, ManifestRow
 from forkpoint.errors import NotFound
@@ -18,8 +19,7 @@ from forkpoint.repo.text import find_decoder
 from forkpoint.state.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """One line of a log. ``refs`` are the full names that point at it now, HEAD included; ``who`` first moved a ref to it."""
 
     row: LogRow
