@@ -7,7 +7,7 @@ one; a paged one fits the same seam.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,9 @@ from forkpoint.state.manifest import ChunkRef
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """safetensors' names of the dtypes that state can have."""
+
+Fetch = Callable[[ChunkRef], Chunk]
+"""Reads one chunk, verified and parsed. Raises NotFound or Corrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,11 @@ class State(Protocol):
         """
         ...
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether all of it is in memory. Using a state that is not makes it so."""
+        ...
+
     def prefix(self, length: int) -> State:
         """The state of the first ``length`` tokens, sharing memory."""
         ...
@@ -104,29 +112,32 @@ class State(Protocol):
         """Begin to append ``num_rows`` tokens; ``room`` says how many more are expected to follow.
 
         Raises:
-            CapacityExceeded: ``capacity.context`` beyond the context.
+            CapacityExceeded: ``capacity.context`` beyond the context, ``capacity.pages`` when memory is full.
         """
         ...
 
-    def reserve_branches(self, lengths: Sequence[int]) -> tuple[Reservation, Sequence[Reservation]]:
+    def reserve_branches(self, lengths: Sequence[int]) -> tuple[Branches, Sequence[Reservation]]:
         """Several alternatives after this state, for one forward pass that keeps none of them.
 
         Returns:
-            The reservation that owns the rows, to be aborted at the end, and one for each alternative. All alternatives
-            start at ``length`` and use the same memory one after another, layer by layer; none may be committed.
+            What owns the rows, to be aborted at the end, and a reservation for each alternative. All start at ``length``; none may
+            be committed.
         """
         ...
 
     def slab_pieces(self, group: int, start: int, stop: int) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
-        """Bytes of keys and of values of tokens ``[start, stop)`` of a group, one piece a layer, row-major, uncopied."""
+        """Bytes of keys and of values of tokens ``[start, stop)`` of a group, one piece a layer, row-major."""
         ...
 
     def chunk_ref(self, group: int, index: int) -> ChunkRef | None:
         """The stored chunk that holds full chunk ``index``, if it was ever hashed."""
         ...
 
-    def remember_chunk(self, group: int, index: int, ref: ChunkRef) -> None:
-        """Note that full chunk ``index`` has this id; its tokens are below every length of this memory, so it stays true."""
+    def remember_chunk(self, group: int, index: int, ref: ChunkRef, fetch: Fetch | None = None) -> None:
+        """Note that full chunk ``index`` has this id; it stays true for as long as the state lives.
+
+        With ``fetch``, a promise that the chunk is durable and can be read again: then it may be evicted when memory is full.
+        """
         ...
 
 
@@ -140,12 +151,23 @@ class Reservation(Protocol):
         """Write one layer's keys and values ``[rows heads dim]``, attend causally; returns ``[rows query_heads value_dim]``."""
         ...
 
-    def commit(self) -> State:
-        """Make the rows visible in a new state."""
+    def commit(self, *, is_invariant: bool = False) -> State:
+        """Make the rows visible in a new state.
+
+        Where bits do not depend on how rows were computed (``is_invariant``), every full chunk counts as prefilled.
+        """
         ...
 
     def abort(self) -> None:
         """Forget the rows; the state they were reserved on is as before."""
+        ...
+
+
+class Branches(Protocol):
+    """Rows of several alternatives for one pass."""
+
+    def abort(self) -> None:
+        """Give back all of them."""
         ...
 
 
@@ -160,19 +182,28 @@ class Restoration(Protocol):
         """The restored state; ``prefilled`` as of the state that was captured."""
         ...
 
+    def abort(self) -> None:
+        """Give the memory back; nothing has changed. Safe to call twice."""
+        ...
+
 
 class Strategy(Protocol):
     """How states lie in memory."""
 
     kind: str
     page_size: int
+    max_context: int
 
     def empty(self) -> State:
         """The state of no tokens."""
         ...
 
-    def restore(self, length: int) -> Restoration:
-        """Begin to fill a state of ``length`` tokens. Raises CapacityExceeded ``capacity.context`` beyond the context."""
+    def restore(self, length: int, fetch: Fetch | None = None) -> Restoration:
+        """Begin to fill a state of ``length`` tokens; with ``fetch``, chunks that can be read again at any time, and so evicted.
+
+        Raises:
+            CapacityExceeded: ``capacity.context`` beyond the context, ``capacity.pages`` when memory is full.
+        """
         ...
 
     def num_resident_bytes(self) -> int:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forkpoint.ids import Bytes
-from forkpoint.llm.resident.base import AttentionCall, GroupSpec, beyond_context
+from forkpoint.llm.resident.base import AttentionCall, Fetch, GroupSpec, beyond_context
 from forkpoint.state.chunk import Chunk
 from forkpoint.state.manifest import ChunkRef
 from forkpoint.state.prefix import CHUNK_TOKENS
@@ -94,7 +94,12 @@ class ContiguousState:
         """The stored chunk that holds full chunk ``index``, if it was ever hashed."""
         return self.buffer.chunk_refs.get((group, index))
 
-    def remember_chunk(self, group: int, index: int, ref: ChunkRef) -> None:
+    @property
+    def is_resident(self) -> bool:
+        """Always: a buffer is never evicted."""
+        return True
+
+    def remember_chunk(self, group: int, index: int, ref: ChunkRef, fetch: Fetch | None = None) -> None:
         """Note the id of full chunk ``index``."""
         assert (index + 1) * CHUNK_TOKENS <= self.length
         self.buffer.chunk_refs[group, index] = ref
@@ -114,6 +119,7 @@ class ContiguousStrategy:
     def __init__(self, groups: Sequence[GroupSpec], *, max_context: int, device: torch.device) -> None:
         self.groups = tuple(groups)
         self.page_size = max_context
+        self.max_context = max_context
         self._device = device
         self._lock = threading.Lock()
         self._buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
@@ -145,7 +151,7 @@ class ContiguousStrategy:
         owner = self.reserve(state, max(lengths), 0)
         return owner, [_Append(self, state, owner.buffer, owner.start + length, self._place) for length in lengths]
 
-    def restore(self, length: int) -> _Restore:
+    def restore(self, length: int, fetch: Fetch | None = None) -> _Restore:
         """Begin to fill a new buffer with room to go on."""
         if length > self.page_size:
             raise beyond_context(length, self.page_size)
@@ -205,7 +211,7 @@ class _Append:
         mask = self._mask(call.window, query.device)
         return attend(query, keys[: self.stop], values[: self.stop], mask, call)
 
-    def commit(self) -> ContiguousState:
+    def commit(self, *, is_invariant: bool = False) -> ContiguousState:
         """Make the rows visible."""
         self._strategy.end(self.buffer, self.stop)
         is_whole_piece = self.stop - self.start == CHUNK_TOKENS and self._base.prefilled == self.start
@@ -291,6 +297,9 @@ class _Restore:
         """The restored state."""
         self._buffer.mark = self._length
         return ContiguousState(strategy=self._strategy, buffer=self._buffer, length=self._length, prefilled=prefilled)
+
+    def abort(self) -> None:
+        """Nothing to give back: the buffer goes with this."""
 
 
 def _copy_rows(tensor: Tensor, start: int, shape: tuple[int, ...], data: memoryview) -> None:
