@@ -48,7 +48,7 @@ class _Recorder:
         self.shapes[call.layer] = _Shape(key.shape[1], key.shape[2], value.shape[2], key.dtype, call.window)
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
-    def commit(self) -> State:
+    def commit(self, *, is_invariant: bool = False) -> State:
         raise AssertionError("a recorder keeps no state")
 
     def abort(self) -> None:
