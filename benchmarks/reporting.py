@@ -18,10 +18,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. ``target`` is None where nothing is promised; ``holds`` is then None too."""
+    """One figure, None where it could not be measured. ``target`` is None where nothing is promised; ``holds`` is then None too."""
 
     name: str
-    value: float
+    value: float | None
     unit: str
     target: str | None = None
     holds: bool | None = None
@@ -48,6 +48,13 @@ class Report:
         verdict = {True: "holds", False: "MISSED", None: ""}[holds]
         print(f"{name:66s}{value:12.3f} {unit:8s}{target or '':>10s}  {verdict}", flush=True)
 
+    def unmeasured(self, name: str, why: str, *, target: str | None = None) -> None:
+        """Say that a figure could not be measured; a target that was not measured is missed."""
+        self.rows.append(
+            Row(name=f"{name}: {why}", value=None, unit="", target=target, holds=None if target is None else False)
+        )
+        print(f"{name:66s}{'-':>12s} not measured: {why}{'' if target is None else f'  {target}  MISSED'}", flush=True)
+
     def write(self, path: Path | None) -> None:
         """Write the rows as JSON where asked. Raises SystemExit with 1 after that if a target was missed."""
         if path is not None:
@@ -58,12 +65,15 @@ class Report:
             sys.exit(1)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The options that every benchmark takes."""
+def arguments(
+    description: str, extend: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+) -> argparse.Namespace:
+    """The options that every benchmark takes, and those that ``extend`` adds."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and smaller sizes")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--no-peers", action="store_true", help="leave out what other software is measured for")
+    extend(parser)
     options = parser.parse_args()
     print(f"{description}\n{platform.machine()}, Python {platform.python_version()}\n", flush=True)
     return options

@@ -51,6 +51,11 @@ class EngineProcess:
         self._unread = b""
         self._is_closed = False
 
+    @property
+    def process_id(self) -> int:
+        """Number of the process, of its group and of its session."""
+        return self._process.pid
+
     def started(self) -> Any:
         """Wait until the engine has loaded, and stop it; what it says of itself."""
         return self._answer(START_SECONDS)

@@ -1,6 +1,7 @@
 """The lines between the benchmark and an engine's own process. Standard library only: it runs in every peer's environment.
 
-A request is one JSON object a line: ``{"do": "prefill", ...arguments}``. The answer is one line: ``{"value": ...}`` or ``{"error": "..."}``.
+A request is one JSON object a line: ``{"do": "prefill", ...arguments}``. The answer is one line too: ``{"value": ...}`` or
+``{"error": "..."}``.
 Whatever the engine prints goes to the process's error output, never between the answers.
 """
 

@@ -57,7 +57,7 @@ class Transformers:
         prompts = torch.tensor(lane_prompts(lanes, context, is_shared))
         cache = self._prepare(lanes, context, is_shared, prompts)
         times = self._generate(prompts, cache, WARM_STEPS + steps)
-        cache.crop(context)
+        cache.crop(context - cache.get_seq_length())
         return {"seconds": times[-1] - times[WARM_STEPS - 1], "tokens": lanes * steps}
 
     @torch.inference_mode()
@@ -67,7 +67,7 @@ class Transformers:
         if key not in self._prepared:
             cache = DynamicCache(config=self._model.config)
             known = prompts[: 1 if is_shared else lanes, :context]
-            self._model(input_ids=known, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self._model(input_ids=known, cache=cache, use_cache=True, logits_to_keep=1)
             if is_shared and lanes > 1:
                 cache = copy.deepcopy(cache)
                 cache.batch_repeat_interleave(lanes)
@@ -80,7 +80,7 @@ class Transformers:
         config = GenerationConfig(
             max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=2
         )
-        given = {} if cache is None else {"past_key_values": cache}
+        given = {} if cache is None else {"cache": cache}
         self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),

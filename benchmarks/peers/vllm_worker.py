@@ -30,7 +30,11 @@ class Vllm:
 
     def describe(self) -> dict[str, Any]:
         """Version and settings."""
-        return {"version": self._vllm.__version__, "threads": self._threads, "preload": os.environ.get("LD_PRELOAD", "")}
+        return {
+            "version": self._vllm.__version__,
+            "threads": self._threads,
+            "preload": os.environ.get("LD_PRELOAD", ""),
+        }
 
     def prefill(self, context: int, salt: int) -> dict[str, float]:
         """A prompt to its first token."""
@@ -58,6 +62,8 @@ class Vllm:
 
     def _step(self, seen: dict[str, int]) -> None:
         for output in self._engine.step():
+            if output.request_id not in seen:
+                raise RuntimeError(f"vLLM answers for {output.request_id}, asked were {sorted(seen)}")
             seen[output.request_id] = len(output.outputs[0].token_ids)
 
     def _add(self, prompt: Sequence[int], count: int) -> str:
@@ -67,8 +73,8 @@ class Vllm:
             temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False
         )
         given = self._vllm.TokensPrompt(prompt_token_ids=list(prompt))
-        # The engine answers with its own name of the request where it makes one.
-        return self._engine.add_request(name, given, parameters) or name
+        self._engine.add_request(name, given, parameters)
+        return name
 
     def _run(self, prompts: Sequence[Sequence[int]], count: int) -> None:
         for prompt in prompts:
