@@ -1,7 +1,7 @@
 """In which order instructions run, for which rows, where their buffers lie, and where threads must wait for each other.
 
 A program has three parts. The *body* runs over all rows and ends with the last layer's append: a pass that wants no logits stops there.
-The *middle* is what the last attention needs beside it. The *tail* is everything after, which is done row by row, so it runs over the wanted
+The *middle* is what the last attention needs beside it. The *tail* is everything after, row by row, so it runs over the wanted
 rows alone, a block at a time.
 """
 
