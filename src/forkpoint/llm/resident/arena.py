@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forkpoint.errors import CapacityExceeded
-from forkpoint.llm.kernels.geometry import PageGeometry
+from forkpoint.llm.kernels.geometry import TILE_TOKENS, PageGeometry
 
 _HUGE_BYTES: Final = 2 << 20
 _RETURNED_BYTES: Final = 4 * _HUGE_BYTES
+_WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 @final
@@ -39,6 +40,7 @@ class Arena:
         shape = (num_pages, geometry.num_layers, geometry.layer_elements)
         self._mapping: mmap.mmap | None = None
         self._offset = 0
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         try:
             if device.type == "cpu":
                 self.tensor = self._map(num_pages * geometry.page_bytes).view(geometry.dtype).view(shape)
@@ -46,6 +48,8 @@ class Arena:
                 self.tensor = torch.zeros(shape, dtype=geometry.dtype, device=device)
         except (OSError, MemoryError, torch.OutOfMemoryError) as error:
             raise _no_memory(num_pages * geometry.page_bytes, error) from error
+        words = self.tensor.view(_WORDS[geometry.dtype.itemsize])
+        self._parts = (geometry.keys(words).flatten(3), geometry.values(words).flatten(3))
 
     def clear(self, page: int) -> None:
         """Make every byte of a page zero."""
@@ -65,14 +69,22 @@ class Arena:
 
         Another thread may be appending behind those tokens meanwhile: what it writes is not copied.
         """
-        tokens = self.geometry.page_tokens // self.geometry.keys(self.tensor).shape[2]
-        tiles, rest = -(-count // tokens), count % tokens
-        keys, values = self.geometry.keys(self.tensor), self.geometry.values(self.tensor)
-        keys[target, :, :tiles].copy_(keys[source, :, :tiles])
-        values[target, :, :tiles].copy_(values[source, :, :tiles])
-        if rest:
-            keys[target, :, tiles - 1, ..., rest:].zero_()
-            values[target, :, tiles - 1, :, rest:].zero_()
+        tiles, rest = divmod(count, TILE_TOKENS)
+        for part, mask in zip(self._parts, self._tile_masks(rest), strict=True):
+            part[target, :, :tiles].copy_(part[source, :, :tiles])
+            if rest:
+                torch.bitwise_and(part[source, :, tiles], mask, out=part[target, :, tiles])
+
+    def _tile_masks(self, rest: int) -> tuple[Tensor, Tensor]:
+        """A tile of keys and one of values with all bits set for the first ``rest`` tokens: masking costs no more than copying."""
+        if rest not in self._masks:
+            geometry, device = self.geometry, self.tensor.device
+            keys = torch.zeros(geometry.heads, geometry.key_dim, TILE_TOKENS, dtype=self._parts[0].dtype, device=device)
+            values = torch.zeros(geometry.heads, TILE_TOKENS, geometry.value_dim, dtype=keys.dtype, device=device)
+            keys[:, :, :rest] = -1
+            values[:, :rest] = -1
+            self._masks[rest] = keys.flatten(), values.flatten()
+        return self._masks[rest]
 
     def _map(self, num_bytes: int) -> Tensor:
         """Private anonymous memory that begins at a huge page. The tensor keeps it alive."""

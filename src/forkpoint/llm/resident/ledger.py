@@ -10,8 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -25,9 +24,8 @@ _Copy: TypeAlias = tuple[int, int, int]
 """Source page, target page, number of tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How rows ``[start, stop)`` are to be appended after the first ``start`` tokens of ``table``.
+class Growth(NamedTuple):
+    """How rows are to be appended after the first ``start`` tokens of ``table``.
 
     Attributes:
         in_place: they go behind the table's mark; else into a table of their own that shares all full pages.
@@ -36,7 +34,6 @@ class Growth:
 
     table: PageTable
     start: int
-    stop: int
     in_place: bool
     num_new: int
 
@@ -205,7 +202,7 @@ class PageLedger:
                 taken.add(table)
             have = table.num_pages if stays else start // self.pool.page_tokens
             num_new = -(-stop // self.pool.page_tokens) - have
-            growths.append(Growth(table=table, start=start, stop=stop, in_place=stays, num_new=num_new))
+            growths.append(Growth(table, start, stays, num_new))
         return growths
 
     def _may_append(self, table: PageTable, start: int) -> bool:
@@ -215,14 +212,13 @@ class PageLedger:
         return start % self.pool.page_tokens == 0 or self.pool.references[table.pages[-1]] == 1
 
     def _apply(self, growth: Growth, copies: list[_Copy]) -> PageTable:
-        pages = self.pool.lease(growth.num_new)
         table = growth.table
-        if growth.in_place:
-            table.extend(pages)
-            table.is_reserved = True
-        else:
-            table = self._branch(table, growth.start, pages, copies)
-        table.last_used = growth.table.last_used = self._clock
+        table.last_used = self._clock
+        if not growth.in_place:
+            return self._branch(table, growth.start, self.pool.lease(growth.num_new), copies)
+        if growth.num_new:
+            table.extend(self.pool.lease(growth.num_new))
+        table.is_reserved = True
         return table
 
     def _branch(self, source: PageTable, length: int, pages: PageNumbers, copies: list[_Copy]) -> PageTable:
@@ -235,7 +231,7 @@ class PageLedger:
             copies.append((int(source.pages[full]), int(pages[0]), rest))
         table = self._new_table(shared)
         table.extend(pages)
-        table.mark = length
+        table.mark, table.last_used = length, self._clock
         num_chunks = length // CHUNK_TOKENS
         table.known = {place: chunk for place, chunk in source.known.items() if place[1] < num_chunks}
         return table

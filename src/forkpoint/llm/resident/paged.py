@@ -117,9 +117,6 @@ class PagedStrategy:
         pool = PagePool(groups, page_tokens=self.page_size, num_pages=num_pages, device=device)
         self.ledger = PageLedger(pool)
         self.pages = pool.tensors
-        self.places = {
-            layer: (index, row) for index, group in enumerate(groups) for row, layer in enumerate(group.layers)
-        }
 
     def empty(self) -> PagedState:
         """The state of no tokens; it holds no pages."""

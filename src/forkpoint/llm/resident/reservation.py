@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-import torch
-from torch import Tensor
-
-from forkpoint.llm.resident.base import AttentionCall
 from forkpoint.llm.resident.pages import PageNumbers
 from forkpoint.llm.resident.table import PageTable
 from forkpoint.state.prefix import CHUNK_TOKENS
@@ -32,26 +28,6 @@ class PagedReservation:
         self._base = base
         self._table = table
         self._is_open = True
-
-    def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write one layer's keys and values and attend, for this reservation alone; see ``Reservation``."""
-        strategy = self._base.strategy
-        group, layer = strategy.places[call.layer]
-        device = query.device
-        out: Tensor = torch.ops.forkpoint.append_and_attend(
-            query.contiguous(),
-            key.contiguous(),
-            value.contiguous(),
-            strategy.pages[group],
-            torch.tensor([[0, self.stop - self.start, self.start]], device=device),
-            torch.from_numpy(self.tables[group])[None].to(device),
-            layer,
-            call.scaling,
-            call.window or 0,
-            call.softcap or 0.0,
-            call.sinks,
-        )
-        return out
 
     def commit(self, *, is_invariant: bool = False) -> PagedState:
         """Make the rows visible; where results do not depend on how rows were computed, every full chunk counts as prefilled."""
