@@ -18,7 +18,17 @@ InstructionSet best() {
   return InstructionSet::portable;
 }
 
-std::atomic<int> chosen{int(best())};
+// Intel's processors run two fused products of float32 in a cycle, but one BF16 instruction in one cycle or two (measured: expanding
+// bfloat16 is twice as fast), so there that instruction is used only when it is asked for.
+InstructionSet preferred() {
+  InstructionSet set = best();
+#if defined(__x86_64__)
+  if (set == InstructionSet::avx512_bf16 && __builtin_cpu_is("intel")) return InstructionSet::avx512;
+#endif
+  return set;
+}
+
+std::atomic<int> chosen{int(preferred())};
 
 }  // namespace
 
