@@ -26,6 +26,7 @@ _BINARY: Final = {
     "mul": Opcode.MULTIPLY,
     "div": Opcode.DIVIDE,
 }
+_VIEWS: Final = frozenset({"view", "reshape", "_unsafe_view", "alias", "detach", "select", "unsqueeze", "squeeze"})
 _SAME: Final = frozenset({"alias", "detach", "clone", "contiguous", "lift_fresh", "_to_copy"})
 
 
@@ -47,6 +48,16 @@ def lower(graph: Graph, pages: Sequence[Tensor], *, max_context: int) -> Listing
     return lowering.listing
 
 
+def _positional(graph: Graph) -> set[int]:
+    """Values that depend on positions alone."""
+    found = {POSITIONS.index}
+    for node in graph.nodes:
+        inputs = {leaf.index for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Value)}
+        if inputs <= found:
+            found.update(value.index for value in node.outputs)
+    return found
+
+
 @final
 class _Lowering:
     def __init__(self, graph: Graph, pages: Sequence[Tensor], max_context: int) -> None:
@@ -58,18 +69,20 @@ class _Lowering:
         self._makers: dict[int, Node] = {}
         self._written: dict[int, Instruction] = {}
         self._constants: dict[int, int] = {}
-        self._positional = {POSITIONS.index}
+        self._positional = _positional(graph)
+        self._tokens = {TOKENS.index}
         self._over_positions: list[Tensor | None] = []
 
     def visit(self, node: Node) -> None:
         """Lower one operation."""
         for value in node.outputs:
             self._makers[value.index] = node
-        inputs = [leaf for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Value)]
-        if all(value.index in self._positional for value in inputs):
-            self._positional.update(value.index for value in node.outputs)
+        if all(value.index in self._positional for value in node.outputs):
             return
         operation = node.name.split(".")[1]
+        if self._is_tokens(node.args[0]) and operation in _VIEWS:
+            self._tokens.add(node.outputs[0].index)
+            return
         lower_it: Callable[[Node, str], None] | None = getattr(self, f"_{node.name.split('.')[0]}_{operation}", None)
         if operation in _BINARY:
             lower_it = self._binary
@@ -379,7 +392,7 @@ class _Lowering:
 
     def _aten_embedding(self, node: Node, _operation: str) -> None:
         weight, ids = node.args[:2]
-        if ids != TOKENS or not isinstance(weight, Tensor):
+        if not self._is_tokens(ids) or not isinstance(weight, Tensor):
             raise Unlowerable("values", "rows are looked up by something other than token ids")
         out = self.new(self.shape(node.outputs[0]), self.dtype(node.outputs[0]))
         self.emit(Opcode.LOOKUP, (self.constant(weight),), out, (weight.shape[1], weight.shape[0]))
@@ -387,20 +400,15 @@ class _Lowering:
 
     def _forkpoint_packed_embedding(self, node: Node, _operation: str) -> None:
         ids, packed, outputs, dim = node.args
-        if not (isinstance(ids, Value) and self._is_tokens(ids)):
+        if not self._is_tokens(ids):
             raise Unlowerable("values", "rows are looked up by something other than token ids")
         out = self.new(self.shape(node.outputs[0]), self.dtype(node.outputs[0]))
         self.emit(Opcode.EMBED, (self.constant(packed),), out, (dim, outputs))
         self._bind(node, out)
 
-    def _is_tokens(self, value: Value) -> bool:
-        """Whether a value is the token ids, reshaped or not."""
-        while value != TOKENS:
-            node = self.maker(value)
-            if node is None or node.name.split(".")[1] not in ("view", "reshape", "alias", "_unsafe_view", "select"):
-                return False
-            value = node.args[0]
-        return True
+    def _is_tokens(self, value: object) -> bool:
+        """Whether a value is the token ids, in whatever shape."""
+        return isinstance(value, Value) and value.index in self._tokens
 
     def _forkpoint_packed_linear(self, node: Node, _operation: str) -> None:
         x, packed, bias, outputs = node.args

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from forkpoint.llm.resident.instructions import Instruction, Kind, Listing, Opcode, Source
 from forkpoint.llm.resident.layouts import View, row_major
 
-TAIL_ROWS = 64
+TAIL_ROWS: Final = 64
 """Rows of a block of the tail."""
 
-_ALIGNMENT = 64
+_ALIGNMENT: Final = 64
+_REST: Final = 4
+"""Instructions for which a buffer that nobody needs is not written again, so that fewer have to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ def _addresses(
             if sources[source].kind == Kind.BUFFER:
                 first.setdefault(source, index)
                 # A block of the tail is not the last: what it gathers from stays.
-                last[source] = len(instructions) if index >= tail and first[source] < tail else index
+                last[source] = len(instructions) if index >= tail and first[source] < tail else index + _REST
     addresses = [0] * len(sources)
     taken: list[tuple[int, int, int]] = []
     total = 0

@@ -54,7 +54,9 @@ class Program:
         buffer_bytes: memory that passes work in.
     """
 
-    def __init__(self, placed: Placed, groups: Sequence[GroupSpec], *, max_rows: int, max_context: int) -> None:
+    def __init__(
+        self, placed: Placed, groups: Sequence[GroupSpec], *, page_tokens: int, max_rows: int, max_context: int
+    ) -> None:
         code, native = encode(placed), find_native()
         assert native is not None
         self.vocabulary = _vocabulary(placed)
@@ -62,6 +64,7 @@ class Program:
         self.num_instructions = len(placed.instructions)
         self.buffer_bytes = placed.num_bytes
         self._groups = tuple(groups)
+        self._page_tokens = page_tokens
         self._placed = placed  # holds weights and tables, whose addresses native code has
         self._pages: tuple[Tensor, ...] = ()
         self._native = native.build_program(
@@ -111,8 +114,9 @@ class Program:
             raise InvalidInput(f"this pass cannot run: {error}", code="pass") from error
         return Output(logits=logits[: len(output_rows)], has_nan=has_nan)
 
-    def rebind(self, pages: Sequence[Tensor], *, page_tokens: int) -> Refusal | None:
+    def rebind(self, pages: Sequence[Tensor]) -> Refusal | None:
         """Use other page tensors from now on, or say why not (``pages``, ``dtype``, ``device``); a refusal changes nothing."""
+        page_tokens = self._page_tokens
         if len(pages) != len(self._groups):
             return _refuse("pages", f"{len(pages)} page tensors for {len(self._groups)} state groups")
         for group, tensor in zip(self._groups, pages, strict=True):
@@ -153,10 +157,10 @@ def build_program(
         return _refuse("device", f"the model is on {model.device}")
     try:
         placed = place(lower_model(model, groups, max_context=max_context), max_rows=max_rows)
-        program = Program(placed, groups, max_rows=max_rows, max_context=max_context)
+        program = Program(placed, groups, page_tokens=page_tokens, max_rows=max_rows, max_context=max_context)
     except Unlowerable as error:
         return error.refusal
-    return program.rebind(pages, page_tokens=page_tokens) or program
+    return program.rebind(pages) or program
 
 
 def lower_model(model: Any, groups: Sequence[GroupSpec], *, max_context: int) -> Listing:
