@@ -46,7 +46,7 @@ class Arena:
                 self.tensor = self._map(num_pages * geometry.page_bytes).view(geometry.dtype).view(shape)
             else:
                 self.tensor = torch.zeros(shape, dtype=geometry.dtype, device=device)
-        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+        except (OSError, OverflowError, MemoryError, torch.OutOfMemoryError) as error:
             raise _no_memory(num_pages * geometry.page_bytes, error) from error
         words = self.tensor.view(_WORDS[geometry.dtype.itemsize])
         self._parts = (geometry.keys(words).flatten(3), geometry.values(words).flatten(3))

@@ -316,9 +316,9 @@ class PageLedger:
         pool = self.pool
         in_use = int(sum(len(table.pages) for table in self._tables if table.is_reserved or table.users))
         return CapacityExceeded(
-            f"{want} pages of {pool.page_tokens} tokens are needed; of {pool.num_pages}, {pool.num_free} are free and "
-            f"{evictable} more could be evicted. {pool.num_held} are held by {len(self._tables)} lineages. To free some: close or "
-            "let go of continuations, commit them so that they can be evicted, wait for running passes, or load with a larger pool_bytes",
+            f"free pages needed: {want} ({pool.page_tokens} tokens each); of {pool.num_pages} there are {pool.num_free} free and "
+            f"{evictable} that could be evicted, {pool.num_held} are held by {len(self._tables)} lineages. To free some: close or let go "
+            "of continuations, commit them so that they can be evicted, wait for running passes, or load with a larger pool_bytes",
             code="pages",
             want=want,
             have=pool.num_pages,

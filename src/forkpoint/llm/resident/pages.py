@@ -153,7 +153,7 @@ def check_page_size(page_size: PageSize, max_context: int) -> int:
     """
     if page_size == "contiguous":
         return -(-max_context // CHUNK_TOKENS) * CHUNK_TOKENS
-    if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
+    if type(page_size) is not int or page_size not in PAGE_SIZES:
         raise InvalidInput(
             f"a page of {page_size!r} tokens does not fit a chunk; use one of {PAGE_SIZES} or 'contiguous'",
             code="page_tokens",
