@@ -1,6 +1,8 @@
 """Resident execution against what people use on CPUs today.
 
-``python benchmarks/resident.py [--quick] [--json FILE] [--no-peers] [--threads 2]``. SmolLM2-135M in bfloat16. Every engine runs in a process of its own, asked in turn and stopped otherwise; medians over rounds.
+``python benchmarks/resident.py [--quick] [--json FILE] [--no-peers] [--threads 2]``
+
+SmolLM2-135M in bfloat16. Every engine runs in a process of its own, asked in turn and stopped otherwise; medians over rounds.
 ``benchmarks/peers/setup`` installs the peers; docs/BENCHMARKS.md says what each row means.
 """
 
@@ -50,7 +52,11 @@ def main() -> None:
         lambda parser: parser.add_argument("--threads", type=int, default=2, help="threads of every engine"),
     )
     report = Report()
-    with Engines(report.unmeasured) as engines:
+
+    def note(engine: str, why: str) -> None:
+        report.unmeasured(engine, why, target="is measured" if engine == OURS else None)
+
+    with Engines(note) as engines:
         own = ours(OURS, options.threads, dtype="bfloat16", cache="paged", lanes=LANES)
         facts = engines.start([own, limits(options.threads)])
         engines.start([] if options.no_peers else peers(options.threads))

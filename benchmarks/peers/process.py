@@ -63,14 +63,14 @@ class EngineProcess:
     def call(self, do: str, **arguments: Any) -> Any:
         """Wake the engine, ask, and stop it again. Raises EngineFailed."""
         if self._is_closed:
-            raise EngineFailed(f"{self.name}: closed")
+            raise EngineFailed("it is closed")
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise EngineFailed(f"{self.name}: {error}; see {self._log}") from error
+            raise EngineFailed(f"{error}; see {self._log}") from error
         return self._answer(CALL_SECONDS)
 
     def close(self) -> None:
@@ -92,10 +92,10 @@ class EngineProcess:
         try:
             answer = json.loads(self._line(limit))
         except json.JSONDecodeError as error:
-            raise EngineFailed(f"{self.name}: no JSON in its answer; see {self._log}") from error
+            raise EngineFailed(f"no JSON in its answer; see {self._log}") from error
         self._signal(signal.SIGSTOP)
         if "error" in answer:
-            raise EngineFailed(f"{self.name}: {answer['error']}")
+            raise EngineFailed(answer["error"])
         return answer["value"]
 
     def _line(self, limit: float) -> bytes:
@@ -105,11 +105,16 @@ class EngineProcess:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
             data = os.read(descriptor, 1 << 16) if ready else b""
             if not data:
-                why = f"ended with {self._process.poll()}" if ready else f"did not answer in {limit:.0f} s"
-                raise EngineFailed(f"{self.name}: {why}; see {self._log}")
+                why = f"its process ended with {self._ended()}" if ready else f"no answer in {limit:.0f} s"
+                raise EngineFailed(f"{why}; see {self._log}")
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
         return line
+
+    def _ended(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        return self._process.returncode
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
