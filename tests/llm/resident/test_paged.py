@@ -8,7 +8,7 @@ import threading
 import tracemalloc
 
 import pytest
-from tests.llm.resident.rows import append, make_strategy, read_state, start, state_bytes, write_rows
+from tests.llm.resident.rows import ChunkShelf, append, make_strategy, read_state, start, state_bytes, write_rows
 
 from forkpoint.errors import CapacityExceeded
 from forkpoint.llm.resident.pages import PageSize
@@ -190,6 +190,17 @@ def test_how_many_branches_fit_is_known_before_they_are_reserved() -> None:
     parent.reserve_branches(lengths[:count])[0].abort()
     with pytest.raises(CapacityExceeded):
         parent.reserve_branches(lengths[: count + 1])
+
+
+def test_what_a_state_lacks_counts_when_its_branches_are_to_fit() -> None:
+    strategy, shelf = make_strategy(16, num_tokens=512, max_context=512), ChunkShelf()
+    state = start(strategy, range(256))
+    shelf.commit(state, list(range(256)))
+    strategy.evict()
+    other = start(strategy, range(192))
+    assert strategy.num_fitting_branches(state, [1] * 9) == 4
+    state.reserve_branches([1] * 4)[0].abort()
+    del other
 
 
 def test_a_prefix_shares_the_table_and_keeps_it() -> None:

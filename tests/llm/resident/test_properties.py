@@ -5,6 +5,7 @@ The model is a list of tokens for each state.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,11 +22,20 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.llm.resident.rows import ChunkShelf, make_strategy, read_state, state_bytes, write_rows
+from tests.llm.resident.rows import (
+    GROUPS,
+    ChunkShelf,
+    encoded_chunk,
+    make_strategy,
+    read_state,
+    state_bytes,
+    write_rows,
+)
 
 from forkpoint.errors import CapacityExceeded
 from forkpoint.llm.resident.paged import PagedState, PagedStrategy
 from forkpoint.llm.resident.pages import PageSize
+from forkpoint.state.prefix import CHUNK_TOKENS
 
 LENGTHS = st.sampled_from([1, 2, 15, 16, 17, 64, 100, 255, 256, 257, 300])
 CONTEXT = 768
@@ -123,6 +133,16 @@ class Pages(RuleBasedStateMachine):
     def every_state_holds_its_own_rows(self) -> None:
         for each in self.live:
             assert read_state(each.state) == state_bytes(each.tokens)
+
+    @invariant()
+    def every_chunk_that_is_known_holds_the_tokens_of_its_state(self) -> None:
+        for each in self.live:
+            for group, index in itertools.product(range(len(GROUPS)), range(each.state.length // CHUNK_TOKENS)):
+                ref = each.state.chunk_ref(group, index)
+                inside = each.tokens[index * CHUNK_TOKENS : (index + 1) * CHUNK_TOKENS]
+                assert ref is None or self.shelf.chunks[ref.chunk_id] == encoded_chunk(
+                    group, index * CHUNK_TOKENS, inside
+                )
 
     @invariant()
     def every_page_is_accounted_for(self) -> None:

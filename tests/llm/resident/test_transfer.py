@@ -218,6 +218,18 @@ def test_the_beginning_of_an_evicted_chunk_comes_back_when_only_that_is_left_ali
     strategy.check()
 
 
+def test_an_id_is_forgotten_with_the_tokens_it_stood_for_though_other_chunks_are_missing() -> None:
+    strategy, shelf = make_strategy(), ChunkShelf()
+    tokens = list(range(768))
+    state = committed(strategy, shelf, tokens)
+    part = state.prefix(300)
+    strategy.evict(16)  # the last chunk
+    assert strategy.stats()["pages_evicted"] == 16
+    del state
+    longer = append(part, [8] * 300)
+    assert [longer.chunk_ref(0, index) is None for index in range(2)] == [False, True]
+
+
 def test_pieces_are_one_a_layer_in_the_order_of_layers() -> None:
     strategy = make_strategy()
     state = start(strategy, range(300))

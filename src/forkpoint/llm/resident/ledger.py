@@ -10,32 +10,19 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 
-from forkpoint.errors import CapacityExceeded
 from forkpoint.llm.resident.eviction import Candidate, choose, find_candidates
+from forkpoint.llm.resident.growth import Growth, decide_growth
+from forkpoint.llm.resident.occupancy import count_occupancy, pool_full
 from forkpoint.llm.resident.pages import PageNumbers, PagePool
 from forkpoint.llm.resident.table import KnownChunk, PageTable
 from forkpoint.state.prefix import CHUNK_TOKENS
 
 _Copy: TypeAlias = tuple[int, int, int]
 """Source page, target page, number of tokens."""
-
-
-class Growth(NamedTuple):
-    """How rows are to be appended after the first ``start`` tokens of ``table``.
-
-    Attributes:
-        in_place: they go behind the table's mark; else into a table of their own that shares all full pages.
-        num_new: pages to be leased.
-    """
-
-    table: PageTable
-    start: int
-    in_place: bool
-    num_new: int
 
 
 @final
@@ -70,7 +57,7 @@ class PageLedger:
         copies: list[_Copy] = []
         with self._lock:
             self._settle()
-            growths = self._decide(wanted, in_place)
+            growths = decide_growth(wanted, self.pool, in_place=in_place)
             self._clock += 1
             self._ensure_free(sum(growth.num_new for growth in growths))
             tables = [self._apply(growth, copies) for growth in growths]
@@ -100,8 +87,9 @@ class PageLedger:
         """How many of these alternatives after ``start`` tokens of a table in use can have pages at the same time."""
         with self._lock:
             self._settle()
-            free = self.pool.num_free + sum(each.num_pages for each in self._candidates())
             size = self.pool.page_tokens
+            missing = len(self._missing(table, start)) * CHUNK_TOKENS // size
+            free = self.pool.num_free + sum(each.num_pages for each in self._candidates()) - missing
             for count, length in enumerate(lengths):
                 free -= -(-(start + length) // size) - start // size
                 if free < 0:
@@ -135,13 +123,9 @@ class PageLedger:
                 self.pool.unpin(pinned)
 
     def missing_chunks(self, table: PageTable, length: int) -> list[int]:
-        """Full chunks of the first ``length`` tokens that are not resident."""
-        if table.num_missing == 0:
-            return []
+        """Chunks of the first ``length`` tokens that are not resident, ascending."""
         with self._lock:
-            size = CHUNK_TOKENS // self.pool.page_tokens
-            pages = table.pages[: -(-length // self.pool.page_tokens)]
-            return sorted({place // size for place in (pages < 0).nonzero()[0].tolist()})
+            return self._missing(table, length)
 
     def adopt(self, table: PageTable, staged: PageTable, chunks: Sequence[int]) -> None:
         """Put the pages of ``staged``, one chunk after another, where chunks were evicted from ``table``; end the staging."""
@@ -176,16 +160,12 @@ class PageLedger:
         """What the pool holds, in pages and lineages."""
         with self._lock:
             self._settle()
-            return {
-                "lineages": len(self._tables),
-                "pages": self.pool.num_pages,
-                "pages_evictable": sum(each.num_pages for each in self._candidates()),
-                "pages_evicted": sum(table.num_missing for table in self._tables),
-                "pages_free": self.pool.num_free,
-                "pages_held": self.pool.num_held,
+            figures = {
                 "chunks_evicted_ever": self._num_evicted,
                 "chunks_refilled_ever": self._num_refilled,
+                "pages_evictable": sum(each.num_pages for each in self._candidates()),
             }
+            return count_occupancy(self.pool, self._tables) | figures
 
     def check(self) -> None:
         """Raises Corrupt ``corrupt.pool`` when counts and tables disagree."""
@@ -193,23 +173,12 @@ class PageLedger:
             self._settle()
             self.pool.check(table.pages for table in self._tables)
 
-    def _decide(self, wanted: Sequence[tuple[PageTable, int, int]], in_place: bool) -> list[Growth]:
-        taken: set[PageTable] = set()
-        growths = []
-        for table, start, stop in wanted:
-            stays = in_place and table not in taken and self._may_append(table, start)
-            if stays:
-                taken.add(table)
-            have = table.num_pages if stays else start // self.pool.page_tokens
-            num_new = -(-stop // self.pool.page_tokens) - have
-            growths.append(Growth(table, start, stays, num_new))
-        return growths
-
-    def _may_append(self, table: PageTable, start: int) -> bool:
-        """Whether ``start`` is the end of the table, and its last page nobody else's."""
-        if table.mark != start or table.is_reserved:
-            return False
-        return start % self.pool.page_tokens == 0 or self.pool.references[table.pages[-1]] == 1
+    def _missing(self, table: PageTable, length: int) -> list[int]:
+        if table.num_missing == 0:
+            return []
+        pages = table.pages[: -(-length // self.pool.page_tokens)]
+        size = CHUNK_TOKENS // self.pool.page_tokens
+        return sorted({place // size for place in np.flatnonzero(pages < 0).tolist()})
 
     def _apply(self, growth: Growth, copies: list[_Copy]) -> PageTable:
         table = growth.table
@@ -278,10 +247,11 @@ class PageLedger:
         """Give back what is behind the longest live state; a table without any ends."""
         if table.is_reserved:
             return
-        table.lower()
+        table.mark = max(table.live, default=0)
         keep = -(-table.mark // self.pool.page_tokens)
         if keep < table.num_pages:
             self.pool.release(table.cut(keep))
+        table.forget_cut_chunks()
         if not table.live:
             self._tables.discard(table)
             if not self._tables:
@@ -308,23 +278,6 @@ class PageLedger:
         candidates = self._candidates()
         chosen = choose(candidates, missing)
         if not chosen:
-            raise self._full(want, sum(each.num_pages for each in candidates))
+            raise pool_full(self.pool, self._tables, want=want, evictable=sum(each.num_pages for each in candidates))
         for candidate in chosen:
             self._evict(candidate)
-
-    def _full(self, want: int, evictable: int) -> CapacityExceeded:
-        pool = self.pool
-        in_use = int(sum(len(table.pages) for table in self._tables if table.is_reserved or table.users))
-        return CapacityExceeded(
-            f"free pages needed: {want} ({pool.page_tokens} tokens each); of {pool.num_pages} there are {pool.num_free} free and "
-            f"{evictable} that could be evicted, {pool.num_held} are held by {len(self._tables)} lineages. To free some: close or let go "
-            "of continuations, commit them so that they can be evicted, wait for running passes, or load with a larger pool_bytes",
-            code="pages",
-            want=want,
-            have=pool.num_pages,
-            free=pool.num_free,
-            evictable=evictable,
-            held=pool.num_held,
-            in_use=in_use,
-            lineages=len(self._tables),
-        )

@@ -82,25 +82,21 @@ class PageTable:
         self.mark = max(self.mark, length)
 
     def drop_state(self, length: int) -> None:
-        """A state of ``length`` tokens died; ``lower`` follows when all that died were told."""
+        """A state of ``length`` tokens died; the owner lowers the mark when it was told of all."""
         count = self.live[length] - 1
         if count:
             self.live[length] = count
         else:
             del self.live[length]
 
-    def lower(self) -> None:
-        """Set the mark to the longest live state, and forget chunks that are no longer below it."""
-        longest = max(self.live, default=0)
-        if longest < self.mark:
-            self.mark = longest
-            if not self.num_missing:  # else the beginning of such a chunk may still have to be fetched
-                self.forget_cut_chunks()
-
     def forget_cut_chunks(self) -> None:
-        """Forget the ids of chunks that are not wholly below the mark: other tokens may be appended there."""
+        """Forget the ids of chunks that are not wholly below the mark: other tokens may be appended there.
+
+        Not while pages are missing: the beginning of such a chunk may still have to be fetched. Nothing is appended before that.
+        """
         full = self.mark // CHUNK_TOKENS
-        self.known = {place: chunk for place, chunk in self.known.items() if place[1] < full}
+        if not self.num_missing:
+            self.known = {place: chunk for place, chunk in self.known.items() if place[1] < full}
 
     def take_out(self, first: int, stop: int) -> PageNumbers:
         """Evict the pages at places ``[first, stop)``; returns them."""
