@@ -3,6 +3,8 @@
 FORKPOINT_DIR         the folder that holds the repository (or one below it); default: found from the current folder upwards
 FORKPOINT_WHO         the name that ref moves are recorded under; default: user@host
 FORKPOINT_CACHE_DIR   dequantised models, digests of model files; default: forkpoint in the XDG cache folder
+FORKPOINT_KERNELS     "torch" runs torch's versions of the kernels although compiled ones are there; default: native where built
+FORKPOINT_ISA         the instruction set of the compiled kernels: portable, avx2, avx512 or avx512_bf16; default: the best here
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Settings of this process. ``repository_dir`` is None when the environment names none."""
+    """Settings of this process. ``repository_dir``, ``kernels`` and ``instruction_set`` are None when the environment names none."""
 
     repository_dir: Path | None
     who: str
     cache_dir: Path
+    kernels: str | None = None
+    instruction_set: str | None = None
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Config:
@@ -32,6 +36,8 @@ class Config:
             repository_dir=Path(folder) if folder else None,
             who=values.get("FORKPOINT_WHO") or _user_at_host(),
             cache_dir=_cache_dir(values),
+            kernels=values.get("FORKPOINT_KERNELS") or None,
+            instruction_set=values.get("FORKPOINT_ISA") or None,
         )
 
 
