@@ -18,34 +18,61 @@ constexpr int vectors_beside(int) { return 2; }
 #endif
 constexpr float log2_e = 1.44269504f;
 
-// 2^x for x up to 126, at least 2^-125. NaN stays NaN.
+// x * 2^power for whole powers that keep it a normal number.
+inline Vector scaled(Vector x, Vector power) {
+#if defined(__AVX512F__)
+  return {_mm512_scalef_ps(x.value, power.value)};
+#else
+  return x * power_of_two(power);
+#endif
+}
+
+// The largest of sixteen; the sum in the order of sum_of.
+#if defined(__AVX512F__)
+inline float largest(Vector x) { return _mm512_reduce_max_ps(x.value); }
+inline float added(Vector x) {
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.value), _mm512_extractf32x8_ps(x.value, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+inline float largest(Vector x) { return maximum_of(x); }
+inline float added(Vector x) { return sum_of(x); }
+#endif
+
+inline void prefetch(const void* address) { __builtin_prefetch(address); }
+
+// 2^x for x up to 126, at least 2^-125. Relative error below 2e-7. NaN stays NaN.
 inline Vector power(Vector x) {
   x = maximum(broadcast(-125.0f), x);
   Vector whole = round_even(x), rest = x - whole;
-  Vector sum = broadcast(0.000153533607f);
-  sum = multiply_add(sum, rest, broadcast(0.00133988745f));
-  sum = multiply_add(sum, rest, broadcast(0.00961843736f));
-  sum = multiply_add(sum, rest, broadcast(0.0555033247f));
-  sum = multiply_add(sum, rest, broadcast(0.240226479f));
-  sum = multiply_add(sum, rest, broadcast(0.693147203f));
+  Vector sum = broadcast(0.00132647271f);
+  sum = multiply_add(sum, rest, broadcast(0.00967151268f));
+  sum = multiply_add(sum, rest, broadcast(0.0555073374f));
+  sum = multiply_add(sum, rest, broadcast(0.240222421f));
+  sum = multiply_add(sum, rest, broadcast(0.693146978f));
   sum = multiply_add(sum, rest, broadcast(1.0f));
-  return sum * power_of_two(whole);
+  return scaled(sum, whole);
 }
 
-// From dot products to exponents of two.
+// From dot products to exponents of two: dot * scale + offset, or capped: tanh(y) * cap + offset, tanh(y) = 1 - 2 / (e^2y + 1).
+// Both grow with the dot product, so the largest dot product has the largest exponent; a negative scaling is moved to the query.
 struct Logits {
-  float scale, cap;
+  float sign, scale, cap;
   bool is_capped;
 
   explicit Logits(const Attention& call) : is_capped(call.softcap != 0) {
-    scale = is_capped ? call.scaling / call.softcap * (2 * log2_e) : call.scaling * log2_e;
+    float scaling = std::fabs(call.scaling);
+    sign = call.scaling < 0 ? -1.0f : 1.0f;
+    scale = is_capped ? scaling / call.softcap * (2 * log2_e) : scaling * log2_e;
     cap = call.softcap * log2_e;
   }
-  Vector operator()(Vector dot) const {
-    Vector x = dot * broadcast(scale);
-    if (!is_capped) return x;
-    Vector two = broadcast(2), one = broadcast(1);  // tanh(y) = 1 - 2 / (e^2y + 1)
-    return (one - two / (power(minimum(broadcast(126.0f), x)) + one)) * broadcast(cap);
+  Vector operator()(Vector dot, Vector offset) const {
+    if (!is_capped) return multiply_add(dot, broadcast(scale), offset);
+    Vector two = broadcast(2), one = broadcast(1);
+    Vector bounded = one - two / (power(minimum(broadcast(126.0f), dot * broadcast(scale))) + one);
+    return multiply_add(bounded, broadcast(cap), offset);
   }
 };
 
@@ -54,7 +81,11 @@ template <class E>
 struct Block {
   const E* keys[block_tiles];    // [key_dim, 16]
   const E* values[block_tiles];  // [16, value_stride]
-  int64_t key_dim, value_stride;
+  int64_t key_dim, value_stride, first, last;  // tiles that are there
+
+  // What is read once the keys before `tile` were: worth asking memory for.
+  const E* after(int64_t tile) const { return tile < last ? keys[tile] : values[first]; }
+  const E* values_after(int64_t tile) const { return values[tile < last ? tile : first]; }
 };
 
 // Query rows computed together. Each sees keys [low, high) of the block, at least one, and has a slot for its result.
@@ -86,13 +117,19 @@ inline void dot_tiles(const Block<E>& block, int64_t tile, const float* query, f
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) sum[r][n] = zero();
-  const E* keys[N];
+  const E *keys[N], *next[N];
 #pragma GCC unroll 8
-  for (int n = 0; n < N; n++) keys[n] = block.keys[tile + n];
+  for (int n = 0; n < N; n++) {
+    keys[n] = block.keys[tile + n];
+    next[n] = block.after(tile + N + n);
+  }
   for (int64_t d = 0; d < block.key_dim; d++) {
     Vector key[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) key[n] = load(keys[n] + d * tile_tokens);
+    for (int n = 0; n < N; n++) {
+      key[n] = load(keys[n] + d * tile_tokens);
+      if (sizeof(E) == 2 && d % 2 == 0) prefetch(next[n] + d * tile_tokens);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       Vector q = broadcast(query[r * block.key_dim + d]);
@@ -128,11 +165,15 @@ inline void weigh_columns(const Block<E>& block, int first, int last, const floa
     for (int n = 0; n < N; n++) sum[r][n] = load(slots[r] + column + n * lanes);
   for (int key = first; key < last;) {
     const E* values = block.values[key / tile_tokens] + (key % tile_tokens) * block.value_stride + column;
+    int64_t ahead = block.values_after(key / tile_tokens + 1) - block.values[key / tile_tokens];
     int stop = (key / int(tile_tokens) + 1) * int(tile_tokens);
     for (stop = stop < last ? stop : last; key < stop; key++, values += block.value_stride) {
       Vector value[N];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) value[n] = load(values + n * lanes);
+      for (int n = 0; n < N; n++) {
+        value[n] = load(values + n * lanes);
+        if (sizeof(E) == 2 && n % 2 == 0) prefetch(values + ahead + n * lanes);
+      }
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
         Vector weight = broadcast(weights[r * block_tokens + key]);
@@ -186,21 +227,21 @@ inline void weights_of(float* scores, int low, int high, const Logits& logits, f
   int first = low / size * size, last = (high + size - 1) / size * size;
   Vector hidden = broadcast(-__builtin_inff()), most = hidden;
   for (int start = first; start < last; start += size) {
-    Vector logit = logits(load(scores + start));
-    if (start < low || start + size > high) logit = select(seen(start, low, high), logit, hidden);
-    store(scores + start, logit);
-    most = maximum(most, logit);
+    Vector dot = load(scores + start);
+    if (start < low || start + size > high) dot = select(seen(start, low, high), dot, hidden);
+    most = maximum(most, dot);
   }
-  float top = maximum_of(most);
-  Vector sum = zero();
+  float tops[16];
+  store(tops, logits(broadcast(largest(most)), zero()));
+  Vector offset = zero() - broadcast(tops[0]), sum = zero();
   for (int start = first; start < last; start += size) {
-    Vector weight = power(load(scores + start) - broadcast(top));
+    Vector weight = power(logits(load(scores + start), offset));
     if (start < low || start + size > high) weight = select(seen(start, low, high), weight, zero());
     store(scores + start, weight);
     sum = sum + weight;
   }
-  maximum_and_sum[0] = top;
-  maximum_and_sum[1] = sum_of(sum);
+  maximum_and_sum[0] = tops[0];
+  maximum_and_sum[1] = added(sum);
 }
 
 // Weighted values of rows that may see different keys: each row's own first ones, those that all see, each row's own last ones.
@@ -226,11 +267,11 @@ void weigh_rows(const Block<E>& block, const Rows& rows, const float* weights, i
 }
 
 template <class T>
-void convert_row(const char* from, int64_t count, float* to) {
+void convert_query(const char* from, int64_t count, float sign, float* to) {
   const T* values = reinterpret_cast<const T*>(from);
   int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(to + i, load(values + i));
-  for (; i < count; i++) to[i] = to_float(values[i]);
+  for (; i + lanes <= count; i += lanes) store(to + i, load(values + i) * broadcast(sign));
+  for (; i < count; i++) to[i] = to_float(values[i]) * sign;
 }
 
 // The result of each row over one block, in its slot.
@@ -238,7 +279,7 @@ template <class T, class E>
 void attend_rows(const Block<E>& block, const Rows& rows, const Logits& logits, const Workspace& work, int64_t width) {
   int64_t first = block_tiles, last = 0;
   for (int r = 0; r < rows.count; r++) {
-    convert_row<T>(rows.query[r], block.key_dim, work.query + r * block.key_dim);
+    convert_query<T>(rows.query[r], block.key_dim, logits.sign, work.query + r * block.key_dim);
     int64_t from = rows.low[r] / tile_tokens, to = (rows.high[r] + tile_tokens - 1) / tile_tokens;
     first = from < first ? from : first;
     last = to > last ? to : last;
@@ -288,6 +329,8 @@ void find_tiles(const Pass& pass, const Segment& segment, int64_t block, int64_t
   const PageGeometry& g = pass.routes.geometry;
   out.key_dim = g.key_dim;
   out.value_stride = g.value_dim;
+  out.first = first;
+  out.last = last;
   for (int64_t tile = first; tile < last; tile++) {
     int64_t position = block * block_tokens + tile * tile_tokens, inside = position % g.page_tokens / tile_tokens;
     const T* page = reinterpret_cast<const T*>(pass.pages) + segment.table[position / g.page_tokens] * g.page_elements();
@@ -298,10 +341,13 @@ void find_tiles(const Pass& pass, const Segment& segment, int64_t block, int64_t
 
 // Values of a tile as float32, each row padded with zeros to `width`.
 template <class T>
-void convert_values(const T* from, int64_t value_dim, int64_t width, float* to) {
-  for (int64_t token = 0; token < tile_tokens; token++, from += value_dim, to += width) {
+void convert_values(const T* from, const T* next, int64_t value_dim, int64_t width, float* to) {
+  for (int64_t token = 0; token < tile_tokens; token++, from += value_dim, next += value_dim, to += width) {
     int64_t c = 0;
-    for (; c + lanes <= value_dim; c += lanes) store(to + c, load(from + c));
+    for (; c + lanes <= value_dim; c += lanes) {
+      prefetch(next + c);
+      store(to + c, load(from + c));
+    }
     if (c < value_dim) store(to + c, load_some(from + c, value_dim - c));
   }
 }
@@ -311,11 +357,17 @@ Block<float> convert(const Block<T>& block, const Workspace& work, int64_t value
   Block<float> out;
   out.key_dim = block.key_dim;
   out.value_stride = width;
+  out.first = first;
+  out.last = last;
   for (int64_t tile = first; tile < last; tile++) {
     float* keys = work.keys + tile * tile_tokens * block.key_dim;
     float* values = work.values + tile * tile_tokens * width;
-    for (int64_t d = 0; d < block.key_dim; d++) store(keys + d * lanes, load(block.keys[tile] + d * lanes));
-    convert_values(block.values[tile], value_dim, width, values);
+    const T* next = block.keys[tile + 1 < last ? tile + 1 : first];
+    for (int64_t d = 0; d < block.key_dim; d++) {
+      prefetch(next + d * lanes);
+      store(keys + d * lanes, load(block.keys[tile] + d * lanes));
+    }
+    convert_values(block.values[tile], block.values_after(tile + 1), value_dim, width, values);
     out.keys[tile] = keys;
     out.values[tile] = values;
   }

@@ -15,32 +15,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-BLOCK_TOKENS: Final = 256
-"""Keys of one partial sum, at absolute positions ``[256 b, 256 (b + 1))``."""
+from forkpoint.llm.kernels.variant import BLOCK_TOKENS, Variant
 
 _LOG2_E: Final = torch.tensor(1.44269504, dtype=torch.float32)
-_POWER: Final = (0.000153533607, 0.00133988745, 0.00961843736, 0.0555033247, 0.240226479, 0.693147203, 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """What a model asks of attention; zeros and None where it does not.
-
-    Attributes:
-        scaling: factor of the dot products.
-        window: positions a row looks back, itself included; 0 to the start.
-        softcap: bound of the logits, ``softcap * tanh(logit / softcap)``.
-        sinks: a further logit in the denominator, ``[query_heads]``.
-    """
-
-    scaling: float
-    window: int = 0
-    softcap: float = 0.0
-    sinks: Tensor | None = None
-
-    def first_seen(self, position: int) -> int:
-        """The first position that a row at ``position`` sees."""
-        return max(0, position - self.window + 1) if self.window else 0
+_POWER: Final = (0.00132647271, 0.00967151268, 0.0555073374, 0.240222421, 0.693146978, 1.0)
 
 
 def attend_exactly(query: Tensor, keys: Tensor, values: Tensor, positions: Sequence[int], variant: Variant) -> Tensor:
@@ -97,22 +75,21 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, low: int, variant
     dots = torch.zeros(keys.shape[1], keys.shape[0])
     for d in range(query.shape[1]):
         dots = _fused(query[:, d, None], keys[:, :, d].T, dots)
-    logits = _logits(dots, variant)
-    maximum = logits.amax(dim=1)
-    weights = _power(logits - maximum[:, None])
+    maximum = _logits(dots.amax(dim=1, keepdim=True), torch.zeros(()), variant)
+    weights = _power(_logits(dots, -maximum, variant))
     total = torch.zeros(values.shape[1:])
     for token in range(len(values)):
         total = _fused(weights[:, token, None], values[token], total)
-    return _Partial(maximum=maximum, sum=_sum_by_lane(weights, low), values=total)
+    return _Partial(maximum=maximum[:, 0], sum=_sum_by_lane(weights, low), values=total)
 
 
-def _logits(dots: Tensor, variant: Variant) -> Tensor:
+def _logits(dots: Tensor, offset: Tensor, variant: Variant) -> Tensor:
     scaling = torch.tensor(variant.scaling, dtype=torch.float32)
     if not variant.softcap:
-        return dots * (scaling * _LOG2_E)
+        return _fused(dots, scaling * _LOG2_E, offset)
     cap = torch.tensor(variant.softcap, dtype=torch.float32)
     grown = _power((dots * (scaling / cap * (2 * _LOG2_E))).clamp(max=126))
-    return (1 - 2 / (grown + 1)) * (cap * _LOG2_E)  # tanh(y) = 1 - 2 / (e^2y + 1)
+    return _fused(1 - 2 / (grown + 1), cap * _LOG2_E, offset)  # tanh(y) = 1 - 2 / (e^2y + 1)
 
 
 def _sum_by_lane(weights: Tensor, low: int) -> Tensor:
@@ -161,7 +138,9 @@ def _power(exponent: Tensor) -> Tensor:
     return torch.ldexp(total, torch.nan_to_num(whole).int())
 
 
-def error_bound(dtype: torch.dtype, *, key_dim: int, num_tokens: int, largest_logit: float, largest_value: float) -> float:
+def error_bound(
+    dtype: torch.dtype, *, key_dim: int, num_tokens: int, largest_logit: float, largest_value: float
+) -> float:
     """A bound of one element's distance from ``attend_exactly``: the usual bound of sums in order, then one rounding of the result.
 
     A logit is off by at most ``(key_dim + 4) u`` of the sum of its products' magnitudes (``largest_logit`` bounds that sum, scaled);

@@ -1,0 +1,188 @@
+"""The op ``forkpoint::append_and_attend``: a pass writes its keys and values to pages and attends over page tables, all lanes in one call.
+
+On the CPU the native kernel runs; elsewhere, and where no compiler was available at install, torch does the same block by block, slower.
+Both keep one order of every sum, fixed by absolute position (docs/design/0011), so a row's bits do not depend on which rows, lanes, pages
+or threads there are beside it. The two differ from one another in the last bits.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forkpoint.errors import InvalidInput
+from forkpoint.llm.kernels.geometry import DTYPE_CODES, PageGeometry
+from forkpoint.llm.kernels.native import find_native
+from forkpoint.llm.kernels.portable_attention import append_and_attend_with_torch
+from forkpoint.llm.kernels.variant import Variant
+
+_LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")
+_LIBRARY.define(
+    "append_and_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) pages, Tensor segments, Tensor tables, int layer, "
+    "float scaling, int window, float softcap, Tensor? sinks) -> Tensor"
+)
+
+
+def append_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pages: Tensor,
+    segments: Tensor,
+    tables: Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Append a pass's keys and values of one layer, then attend each row to positions up to its own.
+
+    Args:
+        query: ``[rows query_heads key_dim]``.
+        key, value: ``[rows heads dim]``; query heads are grouped over them in order.
+        pages: the group's arena ``[pages layers elements]``, written.
+        segments: int64 ``[lanes 3]``: first row, rows, first position. Rows of none are padding.
+        tables: int32 ``[lanes n]``: page numbers in order of position, -1 where a lane has no more.
+        layer: of the group.
+        scaling: factor of the dot products.
+        window: positions a row looks back, itself included; 0 to the start.
+        softcap: bound of the logits; 0 for none.
+        sinks: a further logit in the denominator, ``[query_heads]``, or None.
+
+    Returns:
+        ``[rows query_heads value_dim]`` in the query's dtype; zeros for padding.
+
+    Raises:
+        InvalidInput: ``invalid_input.routes`` where segments or tables lead outside rows or pages; ``invalid_input.attention`` where
+            shapes or dtypes do not fit together. Nothing was written.
+    """
+    out: Tensor = torch.ops.forkpoint.append_and_attend.default(
+        query, key, value, pages, segments, tables, layer, scaling, window, softcap, sinks
+    )
+    return out
+
+
+def geometry_of(query: Tensor, key: Tensor, value: Tensor, pages: Tensor) -> PageGeometry:
+    """The pages' geometry, as the shapes of a call imply.
+
+    Raises:
+        InvalidInput: ``invalid_input.attention`` where they do not fit together.
+    """
+    heads, dims = key.shape[1], key.shape[2] + value.shape[2]
+    fits = (
+        query.shape[2] == key.shape[2]
+        and value.shape[1] == heads
+        and query.shape[1] % heads == 0
+        and len(query) == len(key) == len(value)
+        and pages.shape[2] % (heads * dims) == 0
+        and query.dtype == key.dtype == value.dtype == pages.dtype
+    )
+    if not fits:
+        shapes = " ".join(f"{tuple(part.shape)} {part.dtype}" for part in (query, key, value, pages))
+        raise InvalidInput(f"query, key, value and pages do not fit together: {shapes}", code="attention")
+    return PageGeometry(
+        page_tokens=pages.shape[2] // (heads * dims),
+        num_layers=pages.shape[1],
+        heads=heads,
+        key_dim=key.shape[2],
+        value_dim=value.shape[2],
+        dtype=pages.dtype,
+    )
+
+
+def _on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pages: Tensor,
+    segments: Tensor,
+    tables: Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    native = find_native()
+    if native is None:
+        return _with_torch(query, key, value, pages, segments, tables, layer, scaling, window, softcap, sinks)
+    geometry = geometry_of(query, key, value, pages)
+    variant = Variant(scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+    return _natively(native, query, key, value, pages, segments, tables, layer, variant, geometry)
+
+
+def _natively(
+    native: ModuleType,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pages: Tensor,
+    segments: Tensor,
+    tables: Tensor,
+    layer: int,
+    variant: Variant,
+    geometry: PageGeometry,
+) -> Tensor:
+    query, key, value = _row_by_row(query), _row_by_row(key), _row_by_row(value)
+    out = query.new_empty(len(query), query.shape[1], geometry.value_dim)
+    segments, tables = segments.to(torch.int64).contiguous(), tables.to(torch.int32).contiguous()
+    sinks = None if variant.sinks is None else variant.sinks.to(torch.float32).contiguous()
+    shape = (
+        geometry.page_tokens,
+        geometry.num_layers,
+        geometry.heads,
+        geometry.key_dim,
+        geometry.value_dim,
+        DTYPE_CODES[geometry.dtype],
+    )
+    if not pages.is_contiguous() or not 0 <= layer < geometry.num_layers:
+        raise InvalidInput(f"layer {layer} of pages {tuple(pages.shape)} cannot be used", code="attention")
+    try:
+        native.append_and_attend(
+            _rows(query), _rows(key), _rows(value), _rows(out), len(query), query.shape[1], pages.data_ptr(), len(pages), shape,
+            segments.data_ptr(), len(segments), tables.data_ptr(), tables.shape[1], layer, variant.scaling, variant.window,
+            variant.softcap, 0 if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+    except ValueError as error:
+        raise InvalidInput(str(error), code="routes") from error
+    return out
+
+
+def _row_by_row(rows: Tensor) -> Tensor:
+    """The same with heads side by side; rows may lie apart."""
+    return rows if rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] else rows.contiguous()
+
+
+def _rows(rows: Tensor) -> tuple[int, int]:
+    return rows.data_ptr(), rows.stride(0)
+
+
+def _with_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pages: Tensor,
+    segments: Tensor,
+    tables: Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    geometry = geometry_of(query, key, value, pages)
+    variant = Variant(scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+    return append_and_attend_with_torch(query, key, value, pages, segments, tables, layer, variant, geometry)
+
+
+def _meta(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+_LIBRARY.impl("append_and_attend", _on_cpu, "CPU")
+_LIBRARY.impl("append_and_attend", _with_torch, "CompositeExplicitAutograd")
+_LIBRARY.impl("append_and_attend", _meta, "Meta")
