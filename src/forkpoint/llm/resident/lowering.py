@@ -17,7 +17,7 @@ from forkpoint.llm.resident.instructions import DTYPES, Instruction, Kind, Listi
 from forkpoint.llm.resident.layouts import ROW, View, row_major, sizes_of
 from forkpoint.llm.resident.tracing import POSITIONS, TOKENS, Graph, Node, Rows, Unlowerable, Value, leaves, substitute
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "sigmoid", "tanh", "relu_squared")
 """Kinds of activation by their numbers in native code."""
 
 _BINARY: Final = {
@@ -424,19 +424,26 @@ class _Lowering:
         return size
 
     def _forkpoint_rms_norm(self, node: Node, _operation: str) -> None:
-        x, weight, epsilon, offset = node.args
-        self._norm(node, Opcode.RMS_NORM, x, (self.constant(weight),), (epsilon, offset))
+        x, weight, epsilon, offset, rounds_once = (*node.args, False)[:5]
+        self._norm(node, Opcode.RMS_NORM, x, (self.constant(weight),), (epsilon, offset), rounds_once=rounds_once)
 
     def _forkpoint_layer_norm(self, node: Node, _operation: str) -> None:
         x, weight, bias, epsilon = node.args
         self._norm(node, Opcode.LAYER_NORM, x, (self.constant(weight), self.constant(bias)), (epsilon,))
 
     def _norm(
-        self, node: Node, opcode: Opcode, x: Value, weights: Sequence[View | None], scalars: Sequence[float]
+        self,
+        node: Node,
+        opcode: Opcode,
+        x: Value,
+        weights: Sequence[View | None],
+        scalars: Sequence[float],
+        *,
+        rounds_once: bool = False,
     ) -> None:
         view = self.packed(self.view(x), self.dtype(x))
         out = self.new(self.shape(node.outputs[0]), self.dtype(node.outputs[0]))
-        self.emit(opcode, (view, *weights), out, (view.shape[-1],), scalars)
+        self.emit(opcode, (view, *weights), out, (int(rounds_once),), scalars)
         self._bind(node, out)
 
     def _forkpoint_activation(self, node: Node, _operation: str) -> None:
