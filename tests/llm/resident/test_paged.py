@@ -155,6 +155,16 @@ def test_a_state_that_takes_part_twice_in_a_pass_has_rows_of_its_own_each_time()
     assert found == [state_bytes([*range(20), *tail]) for tail in ([0], [1], [2, 2])]
 
 
+def test_a_state_that_is_being_appended_to_can_be_forked_meanwhile() -> None:
+    strategy = make_strategy()
+    parent = start(strategy, range(32))
+    first, second = parent.reserve(3), parent.reserve(3)
+    write_rows(strategy, first, [1, 1, 1])
+    write_rows(strategy, second, [2, 2, 2])
+    assert read_state(first.commit()) == state_bytes([*range(32), 1, 1, 1])
+    assert read_state(second.commit()) == state_bytes([*range(32), 2, 2, 2])
+
+
 def test_what_would_pass_the_context_is_refused_before_anything_is_leased() -> None:
     strategy = make_strategy(16, max_context=64)
     state = start(strategy, range(60))

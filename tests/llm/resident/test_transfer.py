@@ -140,6 +140,7 @@ def test_a_chunk_that_forks_share_is_evicted_from_all_of_them_at_once_or_not_at_
     forks = [append(parent, [token]) for token in range(3)]
     reservation = forks[2].reserve(1)
     assert strategy.evict() == 0
+    assert all(fork.is_resident for fork in forks)
     reservation.abort()
     assert strategy.evict() == 16
     assert not any(fork.is_resident for fork in forks)
@@ -163,6 +164,7 @@ def test_nothing_is_evicted_while_it_is_read_or_written() -> None:
     state = committed(strategy, shelf, list(range(256)))
     with strategy.ledger.reading(state.table, 0, 256):
         assert strategy.evict() == 0
+        assert state.is_resident
     with strategy.ledger.using([state.table]):
         assert strategy.evict() == 0
     reservation = state.reserve(1)
