@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from forkpoint.errors import InvalidInput
-from forkpoint.llm.kernels.geometry import DTYPE_CODES, PageGeometry
+from forkpoint.llm.kernels.geometry import PageGeometry
 from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.kernels.portable_attention import append_and_attend_with_torch
 from forkpoint.llm.kernels.variant import Variant
 
-_LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "append_and_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) pages, Tensor segments, Tensor tables, int layer, "
     "float scaling, int window, float softcap, Tensor? sinks) -> Tensor"
 )
@@ -131,19 +131,12 @@ def _natively(
     out = query.new_empty(len(query), query.shape[1], geometry.value_dim)
     segments, tables = segments.to(torch.int64).contiguous(), tables.to(torch.int32).contiguous()
     sinks = None if variant.sinks is None else variant.sinks.to(torch.float32).contiguous()
-    shape = (
-        geometry.page_tokens,
-        geometry.num_layers,
-        geometry.heads,
-        geometry.key_dim,
-        geometry.value_dim,
-        DTYPE_CODES[geometry.dtype],
-    )
     if not pages.is_contiguous() or not 0 <= layer < geometry.num_layers:
         raise InvalidInput(f"layer {layer} of pages {tuple(pages.shape)} cannot be used", code="attention")
+    sizes = (len(query), query.shape[1])
     try:
         native.append_and_attend(
-            _rows(query), _rows(key), _rows(value), _rows(out), len(query), query.shape[1], pages.data_ptr(), len(pages), shape,
+            _rows(query), _rows(key), _rows(value), _rows(out), *sizes, pages.data_ptr(), len(pages), geometry.native_shape,
             segments.data_ptr(), len(segments), tables.data_ptr(), tables.shape[1], layer, variant.scaling, variant.window,
             variant.softcap, 0 if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
@@ -183,6 +176,6 @@ def _meta(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
 
-_LIBRARY.impl("append_and_attend", _on_cpu, "CPU")
-_LIBRARY.impl("append_and_attend", _with_torch, "CompositeExplicitAutograd")
-_LIBRARY.impl("append_and_attend", _meta, "Meta")
+_LIBRARY.impl("append_and_attend", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("append_and_attend", _with_torch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("append_and_attend", _meta, "Meta")  # type: ignore[no-untyped-call]

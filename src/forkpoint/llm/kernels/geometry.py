@@ -62,6 +62,12 @@ class PageGeometry:
         """Bytes of one page, all layers."""
         return self.num_layers * self.layer_elements * self.dtype.itemsize
 
+    @property
+    def native_shape(self) -> tuple[int, int, int, int, int, int]:
+        """The geometry as native functions take it."""
+        sizes = (self.page_tokens, self.num_layers, self.heads, self.key_dim, self.value_dim)
+        return (*sizes, DTYPE_CODES[self.dtype])
+
     def keys(self, pages: Tensor) -> Tensor:
         """Keys as a view ``[pages, layers, page_tokens / 16, heads, key_dim, 16]``."""
         shape = (self.page_tokens // TILE_TOKENS, self.heads, self.key_dim, TILE_TOKENS)

@@ -7,6 +7,7 @@ different tokens may run in different threads. Which pages may be written is the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import Bytes
 from forkpoint.llm.kernels.geometry import TILE_TOKENS, PageGeometry
+from forkpoint.llm.kernels.native import find_native
 
 Table = Sequence[int] | NDArray[np.int32]
 """Page numbers of one continuation, in order of position."""
@@ -39,6 +41,11 @@ def scatter_chunk(
         want = _slab_bytes(geometry, count, dim)
         if (have := memoryview(data).nbytes) != want:
             raise InvalidInput(f"a slab of {have} bytes where {want} are due", code="chunk", have=have, want=want)
+    native = _native_for(pages)
+    if native is not None:
+        slabs = (np.frombuffer(keys, dtype=np.uint8).ctypes.data, np.frombuffer(values, dtype=np.uint8).ctypes.data)
+        native.pages_from_chunk(geometry.native_shape, numbers.ctypes.data, start, count, *slabs, pages.data_ptr())
+        return
     page, tile, lane = _places(numbers, start, count, geometry, pages.device)
     geometry.keys(pages)[page, :, tile, :, :, lane] = _rows(keys, count, geometry.key_dim, geometry, pages.device)
     geometry.values(pages)[page, :, tile, :, lane] = _rows(values, count, geometry.value_dim, geometry, pages.device)
@@ -53,13 +60,29 @@ def gather_chunk(
         InvalidInput: ``invalid_input.chunk`` where the table does not cover the tokens.
     """
     numbers = _checked(pages, table, start, count, geometry)
+    native = _native_for(pages)
+    if native is not None:
+        slabs = [
+            np.empty(_slab_bytes(geometry, count, dim), np.uint8) for dim in (geometry.key_dim, geometry.value_dim)
+        ]
+        addresses = [slab.ctypes.data for slab in slabs]
+        native.chunk_from_pages(geometry.native_shape, numbers.ctypes.data, start, count, pages.data_ptr(), *addresses)
+        return slabs[0], slabs[1]
     page, tile, lane = _places(numbers, start, count, geometry, pages.device)
     keys = geometry.keys(pages)[page, :, tile, :, :, lane]
     values = geometry.values(pages)[page, :, tile, :, lane]
     return _canonical(keys), _canonical(values)
 
 
+def _native_for(pages: Tensor) -> ModuleType | None:
+    return find_native() if pages.device.type == "cpu" and pages.is_contiguous() else None
+
+
 def _checked(pages: Tensor, table: Table, start: int, count: int, geometry: PageGeometry) -> NDArray[np.int32]:
+    shape = (geometry.num_layers, geometry.layer_elements)
+    if tuple(pages.shape[1:]) != shape or pages.dtype != geometry.dtype:
+        message = f"pages {tuple(pages.shape)} of {pages.dtype} have not the shape {shape} of {geometry.dtype} that was said"
+        raise InvalidInput(message, code="chunk")
     numbers = np.ascontiguousarray(table, dtype=np.int32)
     used = numbers[start // geometry.page_tokens : -(-(start + count) // geometry.page_tokens)]
     is_covered = start >= 0 and count >= 0 and len(numbers) * geometry.page_tokens >= start + count
