@@ -19,6 +19,11 @@ class Contention:
         self._wall = 0.0
 
     @property
+    def seconds(self) -> float:
+        """Processor seconds that others used."""
+        return self._others
+
+    @property
     def cores(self) -> float:
         """Cores that others used, on average over all watched spans."""
         return self._others / self._wall if self._wall else 0.0
@@ -26,11 +31,11 @@ class Contention:
     @contextlib.contextmanager
     def watched(self, session: int) -> Iterator[None]:
         """Count what runs meanwhile outside the session of this number and this process."""
-        busy, own, started = _busy_seconds(), _session_seconds(session), time.perf_counter()
+        busy, own, started = _busy_seconds(), session_seconds(session), time.perf_counter()
         try:
             yield
         finally:
-            others = (_busy_seconds() - busy) - (_session_seconds(session) - own)
+            others = (_busy_seconds() - busy) - (session_seconds(session) - own)
             self._others += max(0.0, others)
             self._wall += time.perf_counter() - started
 
@@ -41,7 +46,7 @@ def _busy_seconds() -> float:
     return (sum(fields) - fields[3] - fields[4]) / _TICKS
 
 
-def _session_seconds(session: int) -> float:
+def session_seconds(session: int) -> float:
     """Processor seconds of the living processes of one session."""
     total = 0
     for folder in Path("/proc").iterdir():

@@ -7,14 +7,18 @@ Whatever the engine prints goes to the process's error output, never between the
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Command = Callable[..., Any]
+
+_PR_SET_PDEATHSIG = 1
 
 PREFIX_SALT = 1
 """Prompts of this salt are the prefix that forks share; unrelated lanes have salts of their own."""
@@ -46,6 +50,7 @@ def serve(load: Callable[[Mapping[str, Any]], Mapping[str, Command]]) -> None:
     Args:
         load: from options to commands by name; what the command ``describe`` gives is the answer to the start.
     """
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     commands: Mapping[str, Command] = {}
@@ -59,6 +64,11 @@ def serve(load: Callable[[Mapping[str, Any]], Mapping[str, Command]]) -> None:
         for line in sys.stdin:
             _answer(answers, lambda line=line: _obey(commands, json.loads(line)))
     answers.close()
+
+
+def _end_with_parent() -> None:
+    """Be killed when the benchmark ends in whatever way: a stopped process would not notice that its input ended. Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _obey(commands: Mapping[str, Command], request: dict[str, Any]) -> Any:
