@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 from tests.llm.resident.rows import ChunkShelf, append, make_strategy, read_state, start, state_bytes, write_rows
 
-from forkpoint.errors import CapacityExceeded
+from forkpoint.errors import CapacityExceeded, InvalidInput
 from forkpoint.llm.resident.pages import PageSize
 from forkpoint.llm.resident.reservation import count_prefilled
 
@@ -173,6 +173,16 @@ def test_what_would_pass_the_context_is_refused_before_anything_is_leased() -> N
             call()
         assert caught.value.code == "capacity.context"
     assert strategy.stats()["pages_held"] == 4
+
+
+def test_a_state_of_another_engine_is_refused() -> None:
+    strategy, other = make_strategy(), make_strategy()
+    mine, foreign = start(strategy, range(20)), start(other, range(20))
+    with pytest.raises(InvalidInput) as caught:
+        strategy.reserve_many([(mine, 1), (foreign, 1)])
+    assert caught.value.code == "invalid_input.engine"
+    strategy.check()
+    other.check()
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)

@@ -11,6 +11,7 @@ from typing import Final, final
 
 import torch
 
+from forkpoint.errors import InvalidInput
 from forkpoint.ids import Bytes
 from forkpoint.llm.resident.base import Fetch, GroupSpec, beyond_context
 from forkpoint.llm.resident.ledger import PageLedger
@@ -128,8 +129,8 @@ class PagedStrategy:
         """Reserve rows after several states for one pass, all or nothing; states that are not resident become so.
 
         Raises:
-            CapacityExceeded: ``capacity.context`` or ``capacity.pages``. NotFound, Corrupt: from the source of an evicted chunk.
-                Nothing was reserved then.
+            CapacityExceeded: ``capacity.context`` or ``capacity.pages``. InvalidInput: ``invalid_input.engine`` for a state of another
+                strategy. NotFound, Corrupt: from the source of an evicted chunk. Nothing was reserved then.
         """
         return self._reserve(wanted, in_place=True)
 
@@ -183,6 +184,10 @@ class PagedStrategy:
         self.ledger.check()
 
     def _reserve(self, wanted: Sequence[tuple[PagedState, int]], *, in_place: bool) -> list[PagedReservation]:
+        if any(state.strategy is not self for state, _ in wanted):
+            raise InvalidInput(
+                "a state of another engine cannot go on in this one; commit and check it out", code="engine"
+            )
         asked = [(state.table, state.length, state.length + num_rows) for state, num_rows in wanted]
         for _, _, stop in asked:
             if stop > self.max_context:
