@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_not
 from pathlib import Path
 from typing import Final, final
@@ -19,8 +19,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from forkpoint.errors import Incompatible
+from forkpoint.errors import Incompatible, InvalidInput
 from forkpoint.ids import ObjectId
+from forkpoint.llm.engines.plain import held_tensors, plain_parameters
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -28,18 +29,14 @@ Progress = Callable[[str, int, int], None]
 _PIECE_BYTES: Final = 64 << 20
 
 
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, in order of name; a tensor shared under two names comes once."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    yield from sorted(named.items())
-
-
 def digest_parameters(model: nn.Module, progress: Callable[[int, int], None] = lambda done, total: None) -> ObjectId:
-    """Digest of every parameter and buffer as loaded: name, dtype, shape, bytes, each with its length."""
+    """Digest of every parameter and buffer as loaded: name, dtype, shape, bytes, each with its length.
+
+    Of the plain forms under their original names: the same whether or not modules were replaced.
+    """
     hasher = blake3(max_threads=blake3.AUTO)
-    tensors = list(named_tensors(model))
-    total, done = sum(tensor.nbytes for _, tensor in tensors), 0
-    for name, tensor in tensors:
+    total, done = sum(held.nbytes for held in held_tensors(model)), 0
+    for name, tensor in plain_parameters(model):
         head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         hasher.update(len(head).to_bytes(8, "little") + head + tensor.nbytes.to_bytes(8, "little"))
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -55,7 +52,9 @@ class WeightsWatch:
     """Notices that a model's parameters were changed, replaced or added since it was made."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tensors = [(name, tensor, tensor._version, tensor.data_ptr()) for name, tensor in named_tensors(model)]
+        self._tensors = [
+            (held.name, held.tensor, held.tensor._version, held.tensor.data_ptr()) for held in held_tensors(model)
+        ]
         self._members = [
             (name, registry, tuple(registry.values()))
             for name, module in model.named_modules()
@@ -86,6 +85,27 @@ def weights_changed(name: str) -> Incompatible:
         "close them, then load the changed model as an engine of its own",
         code="weights", field="parameters", have=f"{name} changed", want="unchanged",
     )  # fmt: skip
+
+
+def replace_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Replace parameters by their original names, in place; packed ones are packed again. All are checked before the first is written.
+
+    Raises:
+        InvalidInput: ``invalid_input.parameters`` for an unknown name, or another shape.
+    """
+    held = {each.name: each for each in held_tensors(model)}
+    for name, value in parameters.items():
+        have = held.get(name)
+        if have is None or have.shape != tuple(value.shape):
+            want = "no parameter of that name" if have is None else f"{list(have.shape)}"
+            raise InvalidInput(
+                f"parameter {name} of shape {list(value.shape)} does not fit: the model has {want}",
+                code="parameters",
+                parameter=name,
+            )
+    with torch.no_grad():
+        for name, value in parameters.items():
+            held[name].load(value)
 
 
 @final

@@ -104,7 +104,7 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, block_rows: in
     """``function`` of ``rows [n inputs]`` in blocks of exactly ``block_rows``; the last is padded with zeros."""
     padding = -len(rows) % block_rows
     padded = F.pad(rows, (0, 0, 0, padding)) if padding else rows
-    outs = [function(block) for block in padded.split(block_rows)]
+    outs = [function(padded[start : start + block_rows]) for start in range(0, len(padded), block_rows)]
     if not outs:
         return function(rows.new_zeros(block_rows, rows.shape[1]))[:0]
     return (outs[0] if len(outs) == 1 else torch.cat(outs))[: len(rows)]

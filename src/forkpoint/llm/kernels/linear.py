@@ -71,20 +71,19 @@ class PackedEmbedding(nn.Module):
     """Rows of packed weights by token id, times a scale where the model has one (Gemma)."""
 
     packed: Tensor
+    embed_scale: Tensor | None
 
     def __init__(self, packed: Tensor, *, num_embeddings: int, dim: int, scale: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("packed", packed, persistent=False)
-        if scale is not None:
-            self.register_buffer("embed_scale", scale, persistent=False)
+        self.register_buffer("embed_scale", scale, persistent=False)
         self.num_embeddings = num_embeddings
         self.embedding_dim = dim
-        self.is_scaled = scale is not None
 
     def forward(self, ids: Tensor) -> Tensor:
         """``[... dim]`` for int64 ``ids [...]``."""
         rows = packed_embedding(ids, self.packed, self.num_embeddings, self.embedding_dim)
-        return rows * self.embed_scale.to(rows.dtype) if self.is_scaled else rows
+        return rows if self.embed_scale is None else rows * self.embed_scale.to(rows.dtype)
 
     def unpacked(self) -> Tensor:
         """The plain weights, bit for bit, in new memory."""

@@ -29,7 +29,9 @@ def find_native() -> ModuleType | None:
     config = Config.from_environment()
     if config.kernels not in (None, "native", TORCH):
         raise InvalidInput(
-            f"FORKPOINT_KERNELS is {config.kernels!r}; it may be 'native' or 'torch'", code="kernels", kernels=config.kernels
+            f"FORKPOINT_KERNELS is {config.kernels!r}; it may be 'native' or 'torch'",
+            code="kernels",
+            kernels=config.kernels,
         )
     if config.kernels == TORCH:
         return None

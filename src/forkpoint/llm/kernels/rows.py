@@ -32,9 +32,7 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 _NUMBERS: Final = {kind: number for number, kind in enumerate(ACTIVATIONS)}
 
 _LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")
-_LIBRARY.define(
-    "rms_norm(Tensor x, Tensor? weight, float epsilon, float offset=0.0, bool rounds_once=False) -> Tensor"
-)
+_LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float epsilon, float offset=0.0, bool rounds_once=False) -> Tensor")
 _LIBRARY.define("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor")
 _LIBRARY.define("activation(Tensor x, str kind) -> Tensor")
 _LIBRARY.define("activation_product(Tensor gate, Tensor up, str kind) -> Tensor")
