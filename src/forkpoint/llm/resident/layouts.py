@@ -80,14 +80,11 @@ class View:
         )
 
     def expand(self, shape: Sequence[int]) -> View:
-        """Broadcast to a shape; -1 (``ROW``, too) keeps a size."""
+        """Broadcast to a shape, ``ROW`` for the rows."""
         added = len(shape) - len(self.shape)
-        old_shape, old_strides = (1,) * added + self.shape, (0,) * added + self.strides
-        sizes = tuple(old if new in (ROW, old) else new for old, new in zip(old_shape, shape, strict=True))
-        strides = tuple(
-            0 if size != old else stride for size, old, stride in zip(sizes, old_shape, old_strides, strict=True)
-        )
-        return replace(self, shape=sizes, strides=strides)
+        old = zip((1,) * added + self.shape, (0,) * added + self.strides, strict=True)
+        strides = tuple(stride if size == new else 0 for (size, stride), new in zip(old, shape, strict=True))
+        return replace(self, shape=tuple(shape), strides=strides)
 
     def reshape(self, shape: Sequence[int]) -> View | None:
         """The same elements in another shape (``ROW`` for the rows), or None where that needs a copy.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import forkpoint.llm.kernels.attention  # noqa: F401 (defines the operation)
 from forkpoint.llm.resident.base import AttentionCall, GroupSpec
 
 
