@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from forkpoint.llm import TransformersEngine
 from forkpoint.llm.engines.base import Logits
+from forkpoint.llm.engines.runtime import TransformersRuntime
 from forkpoint.repo.repository import Repository
 
 VOCABULARY: Final = 320
@@ -149,6 +150,12 @@ def model_of(engine: TransformersEngine) -> Any:
     return engine._loaded.model
 
 
+def runtime_of(engine: TransformersEngine) -> TransformersRuntime:
+    """The runtime inside an open engine."""
+    assert engine._runtime is not None
+    return engine._runtime
+
+
 def some_tokens(count: int, *, seed: int = 0) -> list[int]:
     """Ordinary tokens, without special ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -168,11 +175,17 @@ def chunk_files(repository: Repository) -> list[Path]:
 
 @contextlib.contextmanager
 def counted_rows(engine: TransformersEngine) -> Iterator[list[int]]:
-    """Counts rows that reach the model's first layer of weights; one item a forward pass, padding included."""
+    """Counts rows that the model's plan serves; one item a forward pass, padding included."""
     rows: list[int] = []
-    embedding = model_of(engine).get_input_embeddings()
-    hook = embedding.register_forward_hook(lambda _module, inputs, _output: rows.append(inputs[0].shape[-1]))
+    plan = runtime_of(engine).plan
+    serve = plan.run
+
+    def run(step: Any, output_rows: Any, *, threads: int) -> Logits:
+        rows.append(step.num_rows)
+        return serve(step, output_rows, threads=threads)
+
+    plan.run = run  # type: ignore[method-assign]
     try:
         yield rows
     finally:
-        hook.remove()
+        del plan.run

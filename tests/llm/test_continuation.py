@@ -44,18 +44,18 @@ def test_a_prompt_of_m_tokens_prefills_m_minus_1_and_leaves_the_last_pending(
     assert value.position == count - 1 == len(value.tokens) - 1
     assert value.pending == tokens[-1]
     assert value.receipt.tokens_computed == count - 1
-    assert sum(rows) == sum(max(4, min(256, count - 1 - start)) for start in range(0, count - 1, 256))
+    assert rows == [min(256, count - 1 - start) for start in range(0, count - 1, 256)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 255, 256, 300])
-def test_appending_k_tokens_forwards_k_rows_and_the_padding_up_to_4(engine: TransformersEngine, count: int) -> None:
+def test_appending_k_tokens_forwards_exactly_k_rows(engine: TransformersEngine, count: int) -> None:
     value = engine.start(some_tokens(10))
     added = some_tokens(count, seed=1)
     with counted_rows(engine) as rows:
         longer = value.extend(added)
     first = min(count, 256 - 9)
     pieces = [first, *([count - first] if count > first else [])]
-    assert rows == [max(piece, 4) for piece in pieces]
+    assert rows == pieces
     assert longer.receipt.tokens_computed == count
     assert longer.receipt.tokens_reused == 9
     assert longer.tokens == (*value.tokens, *added)
@@ -68,7 +68,7 @@ def test_generating_appends_what_it_chose_and_steps_once_for_each(engine: Transf
     with counted_rows(engine) as rows:
         done = value.generate(6, sampling=DRAWN)
     assert done.completion is not None
-    assert rows == [4] * 6
+    assert rows == [1] * 6
     assert done.tokens == (*value.tokens, *(choice.token for choice in done.completion.choices))
     assert (done.position, done.receipt.tokens_computed) == (15, 6)
     assert done.sampling == DRAWN

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule, run_state_machine_as_test
-from tests.llm.models import some_tokens
+from tests.llm.conftest import Folders
+from tests.llm.models import load, some_tokens
 
 from forkpoint.llm import Continuation, Sampling, TransformersEngine
 from forkpoint.repo.repository import Repository
@@ -64,6 +65,7 @@ def machine_of(engine: TransformersEngine) -> type[RuleBasedStateMachine]:
             self.commits: dict[str, Held] = {}
 
         def teardown(self) -> None:
+            engine._open().strategy.check()
             self.repository.close()
             self.folder.cleanup()
 
@@ -85,6 +87,16 @@ def machine_of(engine: TransformersEngine) -> type[RuleBasedStateMachine]:
             stream = one.value.stream(9, sampling=SAMPLINGS[which])
             items = [next(stream) for _ in range(size)]
             return Held(items[-1].continuation, (*one.steps, ("generate", size, which)))
+
+        @rule(target=held, ones=st.lists(held, min_size=2, max_size=4), size=st.integers(1, 3), which=st.integers(0, 2))
+        def generate_together(self, ones: list[Held], size: int, which: int) -> object:
+            values = engine.generate_many([one.value for one in ones], size, sampling=SAMPLINGS[which])
+            steps = ("generate", size, which)
+            return multiple(*(Held(value, (*one.steps, steps)) for value, one in zip(values, ones, strict=True)))
+
+        @rule(num_pages=st.sampled_from((1, 16, None)))
+        def evict(self, num_pages: int | None) -> None:
+            engine._open().strategy.evict(num_pages)
 
         @rule(target=held, one=held, count=st.integers(1, 3))
         def fork(self, one: Held, count: int) -> object:
@@ -119,6 +131,8 @@ def machine_of(engine: TransformersEngine) -> type[RuleBasedStateMachine]:
         @rule(one=held)
         def check(self, one: Held) -> None:
             assert (one.value.tokens, one.value.logits().tobytes()) == alone(one.steps)
+            at_once = engine.start(one.value.tokens)
+            assert at_once.logits().tobytes() == one.value.logits().tobytes()
 
         @rule(one=held)
         def check_what_was_committed(self, one: Held) -> None:
@@ -133,6 +147,8 @@ def machine_of(engine: TransformersEngine) -> type[RuleBasedStateMachine]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_interleaving_gives_each_what_it_would_have_had_alone(
-    engines: Callable[..., TransformersEngine], dtype: str
+    folders: Folders, model_cache: Path, dtype: str
 ) -> None:
-    run_state_machine_as_test(machine_of(engines("llama", dtype)), settings=settings(stateful_step_count=30))
+    with load(folders("llama"), model_cache, dtype=dtype, lanes=3) as engine:
+        assert engine.exactness.claim == "invariance"
+        run_state_machine_as_test(machine_of(engine), settings=settings(stateful_step_count=30))

@@ -83,7 +83,7 @@ def test_statistics_and_commits_beside_starts_and_forks_do_not_disturb_them(
     def watch() -> int:
         num = 0
         while not is_over.is_set():
-            num += engine.stats()["buffers"]
+            num += engine.stats()["lineages"]
         return num
 
     def commit() -> None:

@@ -33,6 +33,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "maintenance": ("gc", "fsck", "verify"),
     "models": ("run", "score"),
     "chat": ("chat",),
+    "doctor": ("doctor",),
     "demo": ("demo",),
     "demo_worker": ("demo-worker",),
 }

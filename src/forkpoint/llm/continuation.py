@@ -18,10 +18,11 @@ from forkpoint.ids import ManifestId
 from forkpoint.llm.boundary import Boundary
 from forkpoint.llm.capture import capture
 from forkpoint.llm.engines.base import Logits, PrefillProgress, Runtime, no_progress
-from forkpoint.llm.generation import Completion, Cursor, Finish, GeneratedToken, best_alternatives, run
+from forkpoint.llm.generation import Completion, Cursor, GeneratedToken, Transcript, run, run_many
 from forkpoint.llm.history import History
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
+from forkpoint.llm.resident.base import Fetch
 from forkpoint.llm.sampling import Choice, Sampling
 from forkpoint.llm.scoring import Score, score_alternatives
 from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
@@ -130,6 +131,10 @@ class Continuation:
     def __repr__(self) -> str:
         return f"<Continuation of {self._runtime.name} at {self.position}, pending {self.pending}>"
 
+    def belongs_to(self, runtime: Runtime) -> bool:
+        """Whether this is a continuation of that loaded model."""
+        return self._runtime is runtime
+
     # ---- going on ----
 
     def extend(self, text: str | Sequence[int], *, progress: PrefillProgress = no_progress) -> Continuation:
@@ -161,30 +166,48 @@ class Continuation:
         """
         started = time.perf_counter()
         sampling = sampling or self.sampling
-        pieces: list[str] = []
-        choices: list[Choice] = []
-        tops: list[tuple[Choice, ...]] = []
-        finish: Finish | None = None
+        transcript = Transcript(self._cursor, top_logprobs)
         for item in run(self._runtime, self._cursor, sampling, max_tokens):
-            pieces.append(item.text)
+            transcript.add(item)
             if item.text:
                 on_text(item.text)
-            if isinstance(item, Finish):
-                finish = item
-            else:
-                choices.append(item.choice)
-                tops.append(best_alternatives(item.logits, top_logprobs))
-        assert finish is not None
-        completion = Completion(
-            text="".join(pieces),
-            choices=tuple(choices),
-            top_logprobs=tuple(tops) if top_logprobs else (),
-            finish_reason=finish.reason,
-            dropped=finish.cursor.offset - self._cursor.offset,
-        )
-        return self._after(
-            finish.cursor, "generate", started, computed=len(choices), sampling=sampling, completion=completion
-        )
+        return self._generated(transcript, sampling, started)
+
+    def generate_many(
+        self,
+        suffixes: Sequence[str | Sequence[int]],
+        max_tokens: int = 128,
+        *,
+        sampling: Sampling | None = None,
+        top_logprobs: int = 0,
+    ) -> list[Continuation]:
+        """Go on from this one value in several ways at once: with each suffix (text or token ids; empty for none), in shared steps.
+
+        What they have in common is held in memory once, and read once a step for all. Returns one value a suffix, as ``generate`` would
+        have given it alone.
+        """
+        values = self._extended_by(suffixes)
+        return generate_together(values, max_tokens, sampling=sampling, top_logprobs=top_logprobs)
+
+    def best_of(
+        self,
+        count: int,
+        max_tokens: int = 128,
+        *,
+        sampling: Sampling | None = None,
+        score: Callable[[Continuation], float] | None = None,
+    ) -> Continuation:
+        """Generate on streams 0 .. count-1 in shared steps; the value of the highest ``score``, the lowest stream on ties.
+
+        Args:
+            score: of a generated value; the mean log-probability of its tokens unless told otherwise.
+        """
+        start = self if sampling is None else self.with_sampling(sampling)
+        if count != 1 and start.sampling.temperature == 0.0:
+            raise InvalidInput(
+                "at temperature 0 every stream gives the same; give a sampling with a temperature", code="temperature"
+            )
+        return max(generate_together(start.fork(count), max_tokens), key=score or mean_logprob)
 
     def stream(self, max_tokens: int = 128, *, sampling: Sampling | None = None) -> Iterator[StreamedToken]:
         """Generate, yielding each token as soon as it is chosen; text held back to the end comes last, with no token.
@@ -290,7 +313,7 @@ class Continuation:
         """
         publication = repository.publish(self._draft(), branch=branch, expect=expect, message=message)
         self._lineage.mark_committed(publication.manifest_id)
-        self._remember(publication.manifest)
+        self._remember(publication.manifest, lambda ref: repository.chunk(ref.chunk_id))
         return publication
 
     def snapshot(self) -> bytes:
@@ -331,10 +354,10 @@ class Continuation:
             prefilled=cursor.state.prefilled,
         )
 
-    def _remember(self, manifest: Manifest) -> None:
+    def _remember(self, manifest: Manifest, fetch: Fetch) -> None:
         for index, group in enumerate(manifest.groups):
             for number, ref in enumerate(group.chunks[: self.position // CHUNK_TOKENS]):
-                self._cursor.state.remember_chunk(index, number, ref)
+                self._cursor.state.remember_chunk(index, number, ref, fetch)
 
     def _extended(
         self,
@@ -353,6 +376,38 @@ class Continuation:
         tokens = History([*cursor.tokens, *added])
         grown = Cursor(state=state, tokens=tokens, prompt_length=len(tokens), offset=cursor.offset)
         return self._after(grown, operation, started, computed=len(added), sampling=self.sampling, notes=notes)
+
+    def _extended_by(self, suffixes: Sequence[str | Sequence[int]]) -> list[Continuation]:
+        """One value a suffix, computed in shared passes."""
+        started, cursor = time.perf_counter(), self._cursor
+        encode = self._runtime.codec.encode
+        added = [encode(suffix) if isinstance(suffix, str) else list(suffix) for suffix in suffixes]
+        for tokens in added:
+            self._runtime.check_tokens(tokens)
+        states = self._runtime.advance_many(
+            [(cursor.state, [cursor.tokens[-1], *tokens[:-1]] if tokens else []) for tokens in added]
+        )
+        values = []
+        for state, tokens in zip(states, added, strict=True):
+            history = History([*cursor.tokens, *tokens])
+            grown = Cursor(state=state, tokens=history, prompt_length=len(history), offset=cursor.offset)
+            values.append(
+                self._after(
+                    grown if tokens else cursor,
+                    "extend" if tokens else "fork",
+                    started,
+                    computed=len(tokens),
+                    sampling=self.sampling,
+                )
+            )
+        return values
+
+    def _generated(self, transcript: Transcript, sampling: Sampling, started: float) -> Continuation:
+        assert transcript.end is not None
+        return self._after(
+            transcript.end.cursor, "generate", started,
+            computed=len(transcript.choices), sampling=sampling, completion=transcript.completion(),
+        )  # fmt: skip
 
     def _after(
         self,
@@ -400,6 +455,41 @@ class Continuation:
             completion=self.completion,
             caveats=self._caveats,
         )
+
+
+def generate_together(
+    values: Sequence[Continuation], max_tokens: int, *, sampling: Sampling | None = None, top_logprobs: int = 0
+) -> list[Continuation]:
+    """Generate from several values of one engine in shared steps; each as its own ``generate`` would have given it.
+
+    Args:
+        sampling: for all of them; None leaves each its own.
+
+    Raises:
+        InvalidInput: ``invalid_input.engine`` when they are of different engines.
+    """
+    if not values:
+        return []
+    runtime, started = values[0]._runtime, time.perf_counter()
+    if any(value._runtime is not runtime for value in values):
+        raise InvalidInput(
+            "these continuations are of different engines; generate from those of one at a time", code="engine"
+        )
+    samplings = [sampling or value.sampling for value in values]
+    transcripts = [Transcript(value._cursor, top_logprobs) for value in values]
+    starts = [(value._cursor, each) for value, each in zip(values, samplings, strict=True)]
+    for index, item in run_many(runtime, starts, max_tokens):
+        transcripts[index].add(item)
+    return [
+        value._generated(transcript, each, started)
+        for value, transcript, each in zip(values, transcripts, samplings, strict=True)
+    ]
+
+
+def mean_logprob(value: Continuation) -> float:
+    """Mean natural log-probability of what was generated; minus infinity for nothing."""
+    choices = () if value.completion is None else value.completion.choices
+    return sum(choice.logprob for choice in choices) / len(choices) if choices else float("-inf")
 
 
 def _on_stream(sampling: Sampling, stream: int) -> Sampling:

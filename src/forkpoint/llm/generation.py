@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
@@ -77,38 +78,131 @@ def run(runtime: Runtime, start: Cursor, sampling: Sampling, max_tokens: int) ->
     A boundary in mid-generation is picked up where it stands: its generated tokens are fed to the text stream again, silently, so that
     a stop string may begin before the boundary and end after it. Text that was given out before is not repeated.
     """
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-        raise InvalidInput(f"max_tokens is {max_tokens}; use 0 or more", code="max_tokens", max_tokens=str(max_tokens))
-    cursor = start
-    stream = _resumed_stream(runtime, cursor, sampling)
-    fresh = _FreshText(num_old=len(stream.held) - start.num_unshown)
-    for _ in range(max_tokens):
-        if stream.stopped or _has_ended(runtime, cursor):
-            break
-        if cursor.state.length >= runtime.max_context:
-            if not runtime.rolls_over:
-                break
-            cursor = roll_over(runtime, cursor)
-        state, logits = runtime.step(cursor.state, cursor.tokens[-1])
+    for _, item in run_many(runtime, [(start, sampling)], max_tokens):
+        yield item
+
+
+def run_many(
+    runtime: Runtime, starts: Sequence[tuple[Cursor, Sampling]], max_tokens: int
+) -> Iterator[tuple[int, GeneratedToken | Finish]]:
+    """Generate from several boundaries in shared steps; yields (index in ``starts``, item), the last of each a :class:`Finish`.
+
+    At most ``runtime.lanes`` run at once. When one ends, the next waiting takes its place. What each gets does not depend on the others
+    as far as the runtime's claim of exactness says.
+    """
+    _check_max_tokens(max_tokens)
+    waiting = deque(
+        (index, Decoding(runtime, cursor, sampling, max_tokens)) for index, (cursor, sampling) in enumerate(starts)
+    )
+    running: list[tuple[int, Decoding]] = []
+    while waiting or running:
+        while waiting and len(running) < runtime.lanes:
+            running.append(waiting.popleft())
+        due: list[tuple[int, Decoding, tuple[State, int]]] = []
+        for index, decoding in running:
+            step = decoding.prepare()
+            if step is None:
+                yield index, decoding.finish()
+            else:
+                due.append((index, decoding, step))
+        for (index, decoding, _), (state, logits) in zip(
+            due, runtime.step_many([step for _, _, step in due]), strict=True
+        ):
+            yield index, decoding.take(state, logits)
+        running = [(index, decoding) for index, decoding, _ in due]
+
+
+@final
+class Decoding:
+    """One boundary in the course of generation: what it evaluates next, and what comes of it. Belongs to one loop."""
+
+    def __init__(self, runtime: Runtime, start: Cursor, sampling: Sampling, max_tokens: int) -> None:
+        self._runtime = runtime
+        self._start = self._cursor = start
+        self._sampling = sampling
+        self._num_left = max_tokens
+        self._stream = _resumed_stream(runtime, start, sampling)
+        self._fresh = _FreshText(num_old=len(self._stream.held) - start.num_unshown)
+
+    def prepare(self) -> tuple[State, int] | None:
+        """The state and the pending token to evaluate next, None at the end. Rolls over where the context is full and the model can."""
+        if not self._num_left or self._has_ended():
+            return None
+        if self._cursor.state.length >= self._runtime.max_context:
+            if not self._runtime.rolls_over:
+                return None
+            self._cursor = roll_over(self._runtime, self._cursor)
+        return self._cursor.state, self._cursor.tokens[-1]
+
+    def take(self, state: State, logits: Logits) -> GeneratedToken:
+        """Choose a token from the logits of what was prepared; ``state`` is the one after it."""
+        cursor, runtime, stream = self._cursor, self._runtime, self._stream
         choice = choose(
             logits,
             history=cursor.tokens,
             prompt_length=cursor.prompt_length,
             position=cursor.offset + len(cursor.tokens),
-            sampling=sampling,
+            sampling=self._sampling,
         )
-        text = fresh.of("" if choice.token in runtime.codec.end_tokens else stream.push(choice.token))
-        cursor = Cursor(
+        text = self._fresh.of("" if choice.token in runtime.codec.end_tokens else stream.push(choice.token))
+        self._num_left -= 1
+        self._cursor = Cursor(
             state=state,
             tokens=cursor.tokens.append(choice.token),
             prompt_length=cursor.prompt_length,
             offset=cursor.offset,
-            num_unshown=max(0, len(stream.held) - fresh.num_old),
+            num_unshown=max(0, len(stream.held) - self._fresh.num_old),
         )
-        yield GeneratedToken(choice=choice, text=text, logits=logits, cursor=cursor)
-    has_ended = stream.stopped or _has_ended(runtime, cursor)
-    rest = stream.finish() if has_ended and cursor is not start else stream.held
-    yield Finish(reason="stop" if has_ended else "length", text=fresh.of(rest), cursor=replace(cursor, num_unshown=0))
+        return GeneratedToken(choice=choice, text=text, logits=logits, cursor=self._cursor)
+
+    def finish(self) -> Finish:
+        """Why it ended, and the text held back until now."""
+        has_ended = self._has_ended()
+        rest = self._stream.finish() if has_ended and self._cursor is not self._start else self._stream.held
+        text = self._fresh.of(rest)
+        return Finish(reason="stop" if has_ended else "length", text=text, cursor=replace(self._cursor, num_unshown=0))
+
+    def _has_ended(self) -> bool:
+        return self._stream.stopped or _has_ended(self._runtime, self._cursor)
+
+
+@final
+class Transcript:
+    """Collects what one run yields into a :class:`Completion`."""
+
+    def __init__(self, start: Cursor, top_logprobs: int) -> None:
+        self._start = start
+        self._num_top = top_logprobs
+        self._pieces: list[str] = []
+        self._tops: list[tuple[Choice, ...]] = []
+        self.choices: list[Choice] = []
+        self.end: Finish | None = None
+
+    def add(self, item: GeneratedToken | Finish) -> None:
+        """Note one item."""
+        self._pieces.append(item.text)
+        if isinstance(item, Finish):
+            self.end = item
+            return
+        self.choices.append(item.choice)
+        if self._num_top:
+            self._tops.append(top_logprobs(item.logits, self._num_top))
+
+    def completion(self) -> Completion:
+        """The whole, once the run has ended."""
+        assert self.end is not None
+        return Completion(
+            text="".join(self._pieces),
+            choices=tuple(self.choices),
+            top_logprobs=tuple(self._tops),
+            finish_reason=self.end.reason,
+            dropped=self.end.cursor.offset - self._start.offset,
+        )
+
+
+def _check_max_tokens(max_tokens: int) -> None:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise InvalidInput(f"max_tokens is {max_tokens}; use 0 or more", code="max_tokens", max_tokens=str(max_tokens))
 
 
 @final
@@ -123,11 +217,6 @@ class _FreshText:
         old = min(self.num_old, len(piece))
         self.num_old -= old
         return piece[old:]
-
-
-def best_alternatives(logits: Logits, count: int) -> tuple[Choice, ...]:
-    """The ``count`` most probable tokens of a step, or nothing for 0."""
-    return top_logprobs(logits, count) if count else ()
 
 
 def roll_over(runtime: Runtime, cursor: Cursor) -> Cursor:

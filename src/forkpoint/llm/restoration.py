@@ -5,7 +5,7 @@ before its bytes are copied. Two threads, so that one chunk is hashed while anot
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -13,15 +13,12 @@ from typing import Final
 from forkpoint.errors import Corrupt, Error, Incompatible
 from forkpoint.llm.capture import chunk_slab, tokens_slab
 from forkpoint.llm.engines.base import PrefillProgress, Runtime, no_progress
-from forkpoint.llm.resident.base import GroupSpec, Restoration, State
+from forkpoint.llm.resident.base import Fetch, GroupSpec, Restoration, State
 from forkpoint.state.chunk import Chunk
 from forkpoint.state.fingerprint import check_execution, check_state, differences
 from forkpoint.state.manifest import ChunkRef, Group, Manifest
 
 _THREADS: Final = 2
-
-Fetch = Callable[[ChunkRef], Chunk]
-"""Reads one chunk, verified and parsed. Raises NotFound or Corrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +71,13 @@ def restore_groups(
     progress: PrefillProgress = no_progress,
     *,
     prefilled: int,
+    is_lasting: bool = False,
 ) -> Restored:
     """Read the chunks of ``groups`` that cover tokens ``[0, length)`` into a new state.
+
+    Args:
+        prefilled: leading tokens that have the bits of any cold start.
+        is_lasting: ``fetch`` can be asked again at any time, so that chunks may be evicted when memory is full.
 
     Raises:
         CapacityExceeded: ``capacity.context`` for a state longer than this runtime takes.
@@ -83,7 +85,7 @@ def restore_groups(
             tokens; or what ``fetch`` raises. No state exists then.
     """
     _check_groups(runtime, groups, length)
-    restoration = runtime.strategy.restore(length)
+    restoration = runtime.strategy.restore(length, fetch if is_lasting else None)
     work = [(index, spec, ref) for index, spec in enumerate(runtime.groups) for ref in groups[index].chunks]
     pieces: dict[tuple[int, int], bytes] = {}
 
@@ -91,12 +93,16 @@ def restore_groups(
         index, spec, ref = item
         pieces[index, ref.domain[0][1]] = _place_chunk(restoration, index, spec, ref, fetch(ref))
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for done, _ in enumerate(pool.map(place, work), start=1):
-            progress(done, len(work))
-    tokens = _agreed_tokens(pieces, len(runtime.groups))
-    if tokens and max(tokens) >= runtime.vocabulary:
-        raise _corrupt(f"it carries token {max(tokens)}, which this model does not have")
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for done, _ in enumerate(pool.map(place, work), start=1):
+                progress(done, len(work))
+        tokens = _agreed_tokens(pieces, len(runtime.groups))
+        if tokens and max(tokens) >= runtime.vocabulary:
+            raise _corrupt(f"it carries token {max(tokens)}, which this model does not have")
+    except BaseException:
+        restoration.abort()
+        raise
     return Restored(
         state=restoration.finish(prefilled=prefilled),
         tokens=tokens,

@@ -19,8 +19,8 @@ from forkpoint.llm.generation import Cursor
 from forkpoint.llm.history import History
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
-from forkpoint.llm.resident.base import State
-from forkpoint.llm.restoration import Fetch, check_fits, restore_groups
+from forkpoint.llm.resident.base import Fetch, State
+from forkpoint.llm.restoration import check_fits, restore_groups
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
 from forkpoint.state.bundle import Bundle, parse_bundle
@@ -66,7 +66,7 @@ class DecodeSession:
 
     @property
     def cache_kind(self) -> str:
-        """How state lies in memory: ``contiguous``."""
+        """How state lies in memory: ``paged`` or ``contiguous``."""
         return self._open().strategy.kind
 
     @property

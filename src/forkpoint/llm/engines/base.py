@@ -72,12 +72,21 @@ class Runtime(Protocol):
     name: str
     fingerprint: Fingerprint
     groups: tuple[GroupSpec, ...]
-    strategy: Strategy
     codec: TextCodec
     vocabulary: int
     max_context: int
     rolls_over: bool
     exactness: Exactness
+
+    @property
+    def strategy(self) -> Strategy:
+        """How states lie in memory."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """Continuations that one decode step serves at most."""
+        ...
 
     def check_weights(self) -> None:
         """Raises Incompatible ``incompatible.weights`` when parameters changed since load (version counters)."""
@@ -95,8 +104,21 @@ class Runtime(Protocol):
         """Process tokens in pieces cut at absolute multiples of 256; a failure leaves ``state`` as it was."""
         ...
 
+    def advance_many(
+        self, appends: Sequence[tuple[State, Sequence[int]]], progress: PrefillProgress = no_progress
+    ) -> list[State]:
+        """Process tokens after each of several states, in shared passes where that changes no bits."""
+        ...
+
     def step(self, state: State, token: int) -> tuple[State, Logits]:
         """Process one token; logits ``[vocabulary]`` predict the one after it."""
+        ...
+
+    def step_many(self, steps: Sequence[tuple[State, int]]) -> list[tuple[State, Logits]]:
+        """Process one token of each of several states in one pass (``lanes`` at a time); nothing is kept of any if one cannot be served.
+
+        The same state may come several times: each is a fork.
+        """
         ...
 
     def evaluate(self, state: State, alternatives: Sequence[Sequence[int]]) -> list[Logits]:

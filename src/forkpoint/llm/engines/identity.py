@@ -20,7 +20,8 @@ from forkpoint.state.canonical import Record, Value, from_float
 LAYOUT_VERSION: Final = 1
 """Of keys and values in a chunk: ``k`` and ``v``, each ``[layer token head dim]``."""
 
-KERNEL: Final = "torch-sdpa-contiguous.1"
+KERNEL: Final = "forkpoint.1"
+"""Changes when a kernel gives other bits."""
 
 _VECTOR_UNITS: Final = ("amx", "avx", "f16c", "fma", "neon", "sve")
 

@@ -16,8 +16,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from forkpoint.errors import Incompatible
-from forkpoint.llm.engines.rows import STEP_KEYWORD, lay_out
-from forkpoint.llm.resident.base import AttentionCall, GroupSpec, State
+from forkpoint.llm.engines.rows import STEP_KEYWORD
+from forkpoint.llm.resident.base import AttentionCall, GroupSpec
 
 _SUPPORTED: Final = (DynamicLayer, DynamicSlidingWindowLayer)
 _ATTENTION_KINDS: Final = {"full_attention", "sliding_attention"}
@@ -37,9 +37,7 @@ class _Shape:
 
 @final
 class _Recorder:
-    """A reservation that notes the shapes it is given and keeps nothing."""
-
-    start, stop = 0, _PROBE_TOKENS
+    """Serves a pass by noting the shapes it is given; keeps nothing."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, _Shape] = {}
@@ -47,12 +45,6 @@ class _Recorder:
     def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.shapes[call.layer] = _Shape(key.shape[1], key.shape[2], value.shape[2], key.dtype, call.window)
         return query.new_zeros(*query.shape[:2], value.shape[2])
-
-    def commit(self, *, is_invariant: bool = False) -> State:
-        raise AssertionError("a recorder keeps no state")
-
-    def abort(self) -> None:
-        """Nothing to forget."""
 
 
 def find_groups(model: Any) -> tuple[GroupSpec, ...]:
@@ -73,11 +65,11 @@ def find_groups(model: Any) -> tuple[GroupSpec, ...]:
     if not kinds <= _ATTENTION_KINDS:
         raise _unsupported(f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION_KINDS))}")
     recorder = _Recorder()
-    step = lay_out([((0,) * _PROBE_TOKENS, recorder)], min_rows=_PROBE_TOKENS)
-    tokens, positions = step.inputs(model.device)
+    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.long, device=model.device)
+    positions = torch.arange(_PROBE_TOKENS, device=model.device)[None]
     try:
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
+            model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: recorder})
     except (KeyError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise _unsupported(f"its attention cannot be replaced ({type(error).__name__}: {error})") from error
     expected = model.config.get_text_config().num_hidden_layers

@@ -41,26 +41,27 @@ class Numerics:
             math_attention=bool(torch._C._get_math_sdp_enabled()),
         )
 
-    def to_record(self) -> Record:
-        """Part of an execution identity."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def to_record(self, *, with_threads: bool) -> Record:
+        """Part of an execution identity; without the number of threads where it was found to change nothing."""
+        return {name: getattr(self, name) for name in self.__slots__ if with_threads or name != "threads"}
 
     @contextmanager
-    def held(self, device: torch.device) -> Iterator[None]:
-        """Run a pass under these settings.
+    def held(self, device: torch.device, *, threads: int | None = None) -> Iterator[int]:
+        """Run a pass under these settings, on ``threads`` instead where that is given; yields the number of threads.
 
         Raises:
             Incompatible: ``incompatible.settings`` naming a setting that was changed since the model was loaded.
         """
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
+        wanted = self.threads if threads is None else threads
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
         now = Numerics.current()
         for name in self.__slots__:
             have, want = getattr(now, name), getattr(self, name)
-            if have != want:
+            if name != "threads" and have != want:
                 raise Incompatible(
                     f"torch's {name} is {have} but was {want} when the model was loaded; set it back, or load the model again",
                     code="settings", field=name, have=str(have), want=str(want),
                 )  # fmt: skip
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            yield
+            yield wanted

@@ -1,72 +1,118 @@
 """A transformers model that advances states: the one place that runs forward passes.
 
-One lock, one pass at a time. Every append is a reservation that is committed only when all layers have run.
+One lock, one pass at a time. A pass serves any number of lanes, prefill and decode alike. Every append is a reservation that is committed
+only when all layers have run.
 """
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
 from forkpoint.errors import InvalidInput
-from forkpoint.ids import ObjectId, digest_of
+from forkpoint.ids import ObjectId
 from forkpoint.llm.engines.base import Exactness, Logits, PrefillProgress, TextCodec, no_progress
 from forkpoint.llm.engines.codec import TransformersCodec
+from forkpoint.llm.engines.eager import EagerExecutor
 from forkpoint.llm.engines.identity import machine_record, state_record
 from forkpoint.llm.engines.inspection import context_limit, find_groups, learned_positions
 from forkpoint.llm.engines.numerics import Numerics
-from forkpoint.llm.engines.rows import STEP_KEYWORD, Step, lay_out
+from forkpoint.llm.engines.replacement import Replacements, replace_modules
+from forkpoint.llm.engines.selftest import Findings, measure
 from forkpoint.llm.engines.sources import LoadedModel
 from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weights_changed
-from forkpoint.llm.resident.base import GroupSpec, Reservation, State, Strategy, beyond_context
+from forkpoint.llm.kernels.native import instruction_set
+from forkpoint.llm.resident.base import State, beyond_context
+from forkpoint.llm.resident.paged import PagedState, PagedStrategy
+from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
+from forkpoint.llm.resident.plan import DEFAULT_LANES, MAX_ROWS, DecodePlan, Executor, PlanPolicy, ProgramExecutor
+from forkpoint.llm.resident.program import Program, build_program
+from forkpoint.llm.resident.reservation import PagedReservation
+from forkpoint.llm.resident.routes import Step, lay_out
+from forkpoint.llm.resident.tracing import Refusal
 from forkpoint.state.canonical import Record
 from forkpoint.state.fingerprint import Fingerprint
 from forkpoint.state.prefix import CHUNK_TOKENS
 
-MIN_ROWS: Final = 4
-"""Rows of the smallest forward pass: fewer are padded, because dense layers of 1 to 3 rows take other code paths."""
+MIN_EAGER_ROWS: Final = 4
+"""Rows of the smallest pass through transformers: a library's dense layers of 1 to 3 rows take other code paths."""
 
 _PIECE_ROWS: Final = CHUNK_TOKENS
-_HEAD_ROWS: Final = (32, 16, 8, 4)
-_PROBE_TOKENS: Final = CHUNK_TOKENS + 44
-_PROBE_ALTERNATIVES: Final = (1, 2, 5, 9, 17, 33, 64, 120)
+_SELFTEST_TOKENS: Final = CHUNK_TOKENS + 48
 
-MakeStrategy = Callable[[Sequence[GroupSpec], int, torch.device], Strategy]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """How continuations live in memory and are served.
+
+    Attributes:
+        page_size: tokens of a page, or ``contiguous``: one page of the maximum length.
+        pool_bytes: memory for pages; None is a share of what is free.
+        lanes: continuations that one decode step serves at most.
+        plan: ``once``, or ``replan`` to build the plan anew for every pass, for comparison.
+        native: whether the model may run as a native program; else it runs through transformers.
+    """
+
+    page_size: PageSize = DEFAULT_PAGE_TOKENS
+    pool_bytes: int | None = None
+    lanes: int = DEFAULT_LANES
+    plan: PlanPolicy = "once"
+    native: bool = True
 
 
 @final
 class TransformersRuntime:
-    """A model, its strategy and its identity. Lives as long as anything refers to it."""
+    """A model, its pages, its plan and its identity. Lives as long as anything refers to it."""
 
-    def __init__(self, loaded: LoadedModel, *, parameters: ObjectId, max_context: int, strategy: MakeStrategy) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, parameters: ObjectId, max_context: int, residency: Residency = Residency()
+    ) -> None:
         model = loaded.model
         self.name = loaded.name
         self._model = model
         self._lock = threading.Lock()
-        self._head_rows = _block_head(model)
-        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.max_context = max_context
         self.rolls_over = learned_positions(model)
-        codec = TransformersCodec(loaded.tokenizer, _end_tokens(model))
-        self.codec: TextCodec = codec
+        self.codec: TextCodec = TransformersCodec(loaded.tokenizer, _end_tokens(model))
         self.groups = find_groups(model)
-        self.strategy = strategy(self.groups, max_context, model.device)
-        self._probe_strategy = strategy(self.groups, context_limit(model), model.device)
+        self.replacements: Replacements = replace_modules(model)
+        room = max(max_context, min(context_limit(model), _SELFTEST_TOKENS))
+        self.strategy = PagedStrategy(
+            self.groups,
+            max_context=room,
+            device=model.device,
+            page_size=residency.page_size,
+            pool_bytes=residency.pool_bytes,
+        )
         self._numerics = Numerics.current()
         self._parameters = parameters
         self._watch = WeightsWatch(model)
-        self._are_rows_alike: bool | None = None
-        self.fingerprint = self._fingerprint(state_record(model, codec, self.groups, parameters))
-        self.exactness = self._exactness()
+        self.residency = residency
+        self._is_invariant = False
+        self.plan = DecodePlan(self._build_executor, lanes=residency.lanes, policy=residency.plan)
+        self.findings: Findings = measure(self, room)
+        self._is_invariant = self.findings.is_invariant
+        self.fingerprint = self._fingerprint(state_record(model, self.codec, self.groups, parameters))
+        self.exactness = Exactness(claim=self.findings.claim, reasons=self.findings.reasons)
+
+    @property
+    def lanes(self) -> int:
+        """Continuations that one decode step serves: 1 where a row's bits would depend on its neighbours."""
+        return self.plan.lanes if self._is_invariant else 1
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers as they are held."""
+        tensors = {id(each): each for each in (*self._model.parameters(), *self._model.buffers())}
+        return sum(each.nbytes for each in tensors.values())
 
     @contextmanager
     def between_passes(self) -> Iterator[None]:
@@ -84,101 +130,6 @@ class TransformersRuntime:
         if digest_parameters(self._model) != self._parameters:
             raise weights_changed("found by digest")
 
-    def advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
-        """Process tokens in pieces that end at absolute multiples of 256."""
-        self.check_tokens(tokens)
-        if state.length + len(tokens) > self.max_context:
-            raise beyond_context(state.length + len(tokens), self.max_context)
-        return self._advance(state, tokens, progress)
-
-    def _advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
-        done = 0
-        while done < len(tokens):
-            size = min(len(tokens) - done, _PIECE_ROWS - state.length % _PIECE_ROWS)
-            piece = tokens[done : done + size]
-            state, _ = self._append(state, piece, room=len(tokens) - done - size, run=self._hidden)
-            done += size
-            progress(done, len(tokens))
-        return state
-
-    def step(self, state: State, token: int) -> tuple[State, Logits]:
-        """Process one token and return ``[vocabulary]`` logits."""
-        self.check_tokens((token,))
-        return self._step(state, token)
-
-    def _step(self, state: State, token: int) -> tuple[State, Logits]:
-        state, logits = self._append(state, (token,), room=0, run=self._logits)
-        return state, logits[0]
-
-    def evaluate(self, state: State, alternatives: Sequence[Sequence[int]]) -> list[Logits]:
-        """Logits after every token of every alternative; an alternative's bits do not depend on the others.
-
-        In passes of at most 256 rows where rows are found to have the same bits in company as alone, else one pass an alternative.
-        """
-        if not all(alternatives):
-            raise InvalidInput("an alternative needs at least one token", code="empty")
-        self.check_tokens([token for tokens in alternatives for token in tokens])
-        shares = len(alternatives) > 1 and self._shares_passes()
-        found: list[Logits] = []
-        for batch in _batches(alternatives, _PIECE_ROWS if shares else 1):
-            found.extend(self._evaluate_batch(state, batch))
-        return found
-
-    def _shares_passes(self) -> bool:
-        """Whether rows have the same bits in a pass of many as in one of few. Measured once, when it is first asked.
-
-        Not so where the library's product splits its sums by the number of rows, or where an expert sees few of them.
-        """
-        if self._are_rows_alike is None:
-            lengths = [length for length in _PROBE_ALTERNATIVES if length <= self.max_context]
-            probes = [[(length * 31 + place * 7) % self.vocabulary for place in range(length)] for length in lengths]
-            empty = self.strategy.empty()
-            together = self._evaluate_batch(empty, probes)
-            self._are_rows_alike = all(
-                self._evaluate_batch(empty, [tokens])[0].tobytes() == rows.tobytes()
-                for tokens, rows in zip(probes, together, strict=True)
-            )
-        return self._are_rows_alike
-
-    def _evaluate_batch(self, state: State, batch: Sequence[Sequence[int]]) -> list[Logits]:
-        with self._lock:
-            self._watch.check()
-            owner, branches = state.reserve_branches([len(tokens) for tokens in batch])
-            try:
-                step = lay_out(list(zip(batch, branches, strict=True)), min_rows=MIN_ROWS)
-                logits = self._logits(step)
-            finally:
-                owner.abort()
-        return [logits[segment.row : segment.row + len(segment.tokens)] for segment in step.segments]
-
-    def _append(
-        self, state: State, tokens: Sequence[int], *, room: int, run: Callable[[Step], Logits]
-    ) -> tuple[State, Logits]:
-        with self._lock:
-            self._watch.check()
-            reservation: Reservation = state.reserve(len(tokens), room=room)
-            try:
-                logits = run(lay_out([(tokens, reservation)], min_rows=MIN_ROWS))
-            except BaseException:
-                reservation.abort()
-                raise
-            return reservation.commit(), logits
-
-    def _hidden(self, step: Step) -> Logits:
-        tokens, positions = step.inputs(self._model.device)
-        with self._numerics.held(self._model.device):
-            self._model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step})
-        return np.empty((0, self.vocabulary), dtype=np.float32)
-
-    def _logits(self, step: Step) -> Logits:
-        """Logits of every row of a step that belongs to a segment, ``[rows vocabulary]``."""
-        tokens, positions = step.inputs(self._model.device)
-        num_live = sum(len(segment.tokens) for segment in step.segments)
-        keep = {"logits_to_keep": torch.arange(num_live, device=tokens.device)} if self._keeps_rows else {}
-        with self._numerics.held(self._model.device):
-            out = self._model(input_ids=tokens, position_ids=positions, use_cache=False, **keep, **{STEP_KEYWORD: step})
-        return np.asarray(out.logits[0, :num_live].float().cpu().numpy())
-
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Raises InvalidInput ``invalid_input.token`` for an id outside the vocabulary."""
         for token in tokens:
@@ -190,58 +141,186 @@ class TransformersRuntime:
                     vocabulary=self.vocabulary,
                 )
 
+    # ---- what continuations ask for ----
+
+    def advance(self, state: State, tokens: Sequence[int], progress: PrefillProgress = no_progress) -> State:
+        """Process tokens in pieces that end at absolute multiples of 256."""
+        return self.advance_many([(state, tokens)], progress)[0]
+
+    def advance_many(
+        self, appends: Sequence[tuple[State, Sequence[int]]], progress: PrefillProgress = no_progress
+    ) -> list[State]:
+        """Process tokens after each of several states, pieces of different lanes in shared passes; progress counts tokens of all."""
+        for state, tokens in appends:
+            self.check_tokens(tokens)
+            self._check_room(state, len(tokens))
+        states = [state for state, _ in appends]
+        done, total = 0, sum(len(tokens) for _, tokens in appends)
+        for pieces in cut_pieces([(state.length, len(tokens)) for state, tokens in appends], shared=self._is_invariant):
+            lanes = []
+            for index, start, stop in pieces:
+                base = appends[index][0].length
+                lanes.append((states[index], appends[index][1][start - base : stop - base]))
+            advanced, _ = self.run(lanes, output="none")
+            for (index, start, stop), state in zip(pieces, advanced, strict=True):
+                states[index] = state
+                done += stop - start
+            progress(done, total)
+        return states
+
+    def step(self, state: State, token: int) -> tuple[State, Logits]:
+        """Process one token and return ``[vocabulary]`` logits."""
+        return self.step_many([(state, token)])[0]
+
+    def step_many(self, steps: Sequence[tuple[State, int]]) -> list[tuple[State, Logits]]:
+        """One token of each of several states; in passes of at most ``lanes``."""
+        self.check_tokens([token for _, token in steps])
+        for state, _ in steps:
+            self._check_room(state, 1)
+        found: list[tuple[State, Logits]] = []
+        for first in range(0, len(steps), self.lanes):
+            lanes = [(state, (token,)) for state, token in steps[first : first + self.lanes]]
+            states, logits = self.run(lanes, output="last")
+            found.extend(zip(states, logits, strict=True))
+        return found
+
+    def evaluate(self, state: State, alternatives: Sequence[Sequence[int]]) -> list[Logits]:
+        """Logits after every token of every alternative; an alternative's bits do not depend on the others.
+
+        In passes of at most 256 rows where rows are found to have the same bits in company as alone, else one pass an alternative.
+        """
+        if not all(alternatives):
+            raise InvalidInput("an alternative needs at least one token", code="empty")
+        self.check_tokens([token for tokens in alternatives for token in tokens])
+        found: list[Logits] = []
+        while len(found) < len(alternatives):
+            found.extend(self._evaluate(_paged(state), alternatives[len(found) :]))
+        return found
+
+    # ---- inside, and for the self-test ----
+
+    def run(
+        self, lanes: Sequence[tuple[State, Sequence[int]]], *, output: str, threads: int | None = None
+    ) -> tuple[list[State], Logits]:
+        """One pass that appends tokens to several states, all or nothing.
+
+        Args:
+            output: whose logits are wanted: ``none``, ``last`` (of each lane) or ``all`` rows.
+            threads: instead of those of the load.
+        """
+        with self._lock:
+            self._watch.check()
+            reservations = self.strategy.reserve_many([(_paged(state), len(tokens)) for state, tokens in lanes])
+            try:
+                step = self._lay_out([tokens for _, tokens in lanes], reservations)
+                logits = self._serve(step, _wanted(step, output), threads)
+            except BaseException:
+                for reservation in reservations:
+                    reservation.abort()
+                raise
+            return [reservation.commit(is_invariant=self._is_invariant) for reservation in reservations], logits
+
+    def _evaluate(self, state: PagedState, alternatives: Sequence[Sequence[int]]) -> list[Logits]:
+        """Logits of as many alternatives, from the first on, as fit one pass."""
+        with self._lock:
+            self._watch.check()
+            batch = alternatives[: self._num_together(state, alternatives)]
+            owner, branches = self.strategy.reserve_branches(state, [len(tokens) for tokens in batch])
+            try:
+                step = self._lay_out(batch, branches)
+                logits = self._serve(step, step.live_rows(), None)
+            finally:
+                owner.abort()
+        return [logits[segment.row : segment.row + segment.num_rows] for segment in step.segments]
+
+    def _num_together(self, state: PagedState, alternatives: Sequence[Sequence[int]]) -> int:
+        if not self._is_invariant:
+            return 1
+        lengths = np.array([len(tokens) for tokens in alternatives])
+        in_rows = int(np.searchsorted(np.cumsum(lengths), _PIECE_ROWS, side="right"))
+        in_pages = self.strategy.num_fitting_branches(state, lengths[: max(1, in_rows)].tolist())
+        return max(1, min(in_rows, in_pages))
+
+    def _lay_out(self, tokens: Sequence[Sequence[int]], reservations: Sequence[PagedReservation]) -> Step:
+        min_rows = 1 if self.plan.executor == ProgramExecutor.name else MIN_EAGER_ROWS
+        return lay_out(list(zip(tokens, reservations, strict=True)), min_rows=min_rows)
+
+    def _serve(self, step: Step, output_rows: NDArray[np.int64], threads: int | None) -> Logits:
+        with self._numerics.held(self._model.device, threads=threads) as num_threads:
+            return self.plan.run(step, output_rows, threads=num_threads)
+
+    def _build_executor(self) -> tuple[Executor, Refusal | None]:
+        if not self.residency.native:
+            return self._eager(), Refusal(code="asked", operation="", why="it was loaded to run through transformers")
+        with torch.inference_mode():
+            built = build_program(
+                self._model,
+                self.groups,
+                self.strategy.pages,
+                page_tokens=self.strategy.page_size,
+                max_context=self.strategy.max_context,
+                max_rows=MAX_ROWS,
+            )
+        return (ProgramExecutor(built), None) if isinstance(built, Program) else (self._eager(), built)
+
+    def _eager(self) -> EagerExecutor:
+        return EagerExecutor(self._model, self.groups, self.strategy.pages)
+
+    def _check_room(self, state: State, num_tokens: int) -> None:
+        if state.length + num_tokens > self.max_context:
+            raise beyond_context(state.length + num_tokens, self.max_context)
+
     def _fingerprint(self, state: Record) -> Fingerprint:
         execution: Record = {
             **machine_record(self._model.device),
             "context": self.max_context if self.rolls_over else None,
             "end_tokens": sorted(self.codec.end_tokens),
-            "probe": self._probe(),
-            "rows": {"head": self._head_rows, "min": MIN_ROWS, "piece": _PIECE_ROWS},
-            "settings": self._numerics.to_record(),
+            "executor": self.plan.executor,
+            "kernels": instruction_set(),
+            "probe": self.findings.probe,
+            "rows": {"piece": None if self._is_invariant else _PIECE_ROWS},
+            "settings": self._numerics.to_record(with_threads=not self.findings.are_threads_alike),
         }
         return Fingerprint(state=state, execution=execution)
 
-    def _exactness(self) -> Exactness:
-        if self._probe() != self.fingerprint.execution["probe"]:
-            why = "a fixed run gave other bits when it was repeated: this machine or build does not compute deterministically"
-            return Exactness(claim="bytes", reasons=(why,))
-        return Exactness(
-            claim="continuation",
-            reasons=(
-                "a fixed run repeats bit for bit: restored and forked state goes on as if it had never stopped",
-                "attention reduces in an order that depends on the number of query rows, so prefill and decode may differ in bits",
-            ),
-        )
 
-    def _probe(self) -> ObjectId:
-        """Digest of the bits of a fixed run: a prefill of a whole piece and a part of one, three steps, their keys and values.
+def cut_pieces(appends: Sequence[tuple[int, int]], *, shared: bool) -> Iterator[list[tuple[int, int, int]]]:
+    """Cut appends into passes of at most 256 rows, in order; pieces end at absolute multiples of 256.
 
-        Runs in memory of its own, as long as the model allows, so that it does not depend on ``max_context``.
-        """
-        length = min(_PROBE_TOKENS, self._probe_strategy.page_size - 3)
-        state = self._advance(
-            self._probe_strategy.empty(), [1 + token % (self.vocabulary - 1) for token in range(length)]
-        )
-        parts: list[bytes | memoryview | bytearray] = []
-        for token in (1, 2, 3):
-            state, logits = self._step(state, token % self.vocabulary)
-            parts.append(logits.tobytes())
-        for group in range(len(self.groups)):
-            keys, values = state.slab_pieces(group, 0, state.length)
-            parts.extend((*keys, *values))
-        return digest_of(parts)
+    Args:
+        appends: (first position, number of tokens) of each lane.
+        shared: whether pieces of different lanes may run in one pass.
+
+    Yields:
+        The pieces of a pass: (lane, first position, stop), no lane twice.
+    """
+    pieces = []
+    for lane, (start, count) in enumerate(appends):
+        position = start
+        while position < start + count:
+            stop = min(start + count, (position // _PIECE_ROWS + 1) * _PIECE_ROWS)
+            pieces.append((lane, position, stop))
+            position = stop
+    batch: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        rows = sum(stop - start for _, start, stop in batch) + piece[2] - piece[1]
+        if batch and (not shared or rows > MAX_ROWS or batch[-1][0] == piece[0]):
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
 
 
-def _batches(alternatives: Sequence[Sequence[int]], max_rows: int) -> list[list[Sequence[int]]]:
-    batches: list[list[Sequence[int]]] = []
-    rows = 0
-    for tokens in alternatives:
-        if not batches or rows + len(tokens) > max_rows:
-            batches.append([])
-            rows = 0
-        batches[-1].append(tokens)
-        rows += len(tokens)
-    return batches
+def _wanted(step: Step, output: str) -> NDArray[np.int64]:
+    if output == "none":
+        return np.empty(0, dtype=np.int64)
+    return step.last_rows() if output == "last" else step.live_rows()
+
+
+def _paged(state: State) -> PagedState:
+    assert isinstance(state, PagedState)
+    return state
 
 
 def _end_tokens(model: Any) -> list[int]:
@@ -249,49 +328,3 @@ def _end_tokens(model: Any) -> list[int]:
     if end is None:
         end = getattr(model.config.get_text_config(), "eos_token_id", None)
     return [] if end is None else [int(token) for token in (end if isinstance(end, list) else [end])]
-
-
-def _block_head(model: Any) -> int:
-    """Make the output layer run in blocks of a row count within which every row has the same bits; returns the block size.
-
-    Measured here for this layer's own weights: a row's logits must not depend on how many rows are asked for at once.
-    """
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        return 0
-    size = _agreeing_rows(head)
-
-    def forward(hidden: Tensor) -> Tensor:
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        rows = flat.shape[0]
-        padded = F.pad(flat, (0, 0, 0, -rows % MIN_ROWS))
-        blocks = [
-            F.linear(padded[start : start + size], head.weight, head.bias) for start in range(0, len(padded), size)
-        ]
-        return torch.cat(blocks)[:rows].reshape(*hidden.shape[:-1], -1)
-
-    head.forward = forward  # type: ignore[method-assign, assignment]
-    return size
-
-
-def _agreeing_rows(head: nn.Linear) -> int:
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.randn(max(_HEAD_ROWS), head.in_features, generator=generator).to(
-        head.weight.device, head.weight.dtype
-    )
-    for size in _HEAD_ROWS:
-        if _rows_agree(head, sample[:size]):
-            return size
-    return MIN_ROWS
-
-
-def _rows_agree(head: nn.Linear, sample: Tensor) -> bool:
-    """Whether every row of ``sample`` has the same bits in passes of every multiple of 4 rows, at the front of them and at the end."""
-    whole = F.linear(sample, head.weight, head.bias)
-    for count in range(MIN_ROWS, len(sample), MIN_ROWS):
-        front, end = sample[:count], sample[-count:]
-        if not torch.equal(F.linear(front, head.weight, head.bias), whole[:count]):
-            return False
-        if not torch.equal(F.linear(end, head.weight, head.bias), whole[-count:]):
-            return False
-    return True

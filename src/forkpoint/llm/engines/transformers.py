@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, final
+from typing import Final, Literal, final
 
 import torch
 import transformers
@@ -17,20 +17,22 @@ from forkpoint.config import Config
 from forkpoint.errors import Conflict, Corrupt, InvalidInput, NotFound
 from forkpoint.ids import Bytes, ManifestId, ObjectId
 from forkpoint.llm.boundary import Boundary
-from forkpoint.llm.continuation import Continuation, Message
+from forkpoint.llm.continuation import Continuation, Message, generate_together
 from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
+from forkpoint.llm.engines.doctor import EngineReport, describe
 from forkpoint.llm.engines.inspection import context_limit
 from forkpoint.llm.engines.rows import ATTENTION
-from forkpoint.llm.engines.runtime import TransformersRuntime
+from forkpoint.llm.engines.runtime import Residency, TransformersRuntime
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
-from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity
+from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity, replace_parameters
 from forkpoint.llm.generation import Cursor
 from forkpoint.llm.history import History
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
-from forkpoint.llm.resident.base import GroupSpec
-from forkpoint.llm.resident.contiguous import ContiguousStrategy
-from forkpoint.llm.restoration import Fetch, Restored, check_fits, restore_groups
+from forkpoint.llm.resident.base import Fetch, GroupSpec
+from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
+from forkpoint.llm.resident.plan import DEFAULT_LANES, PlanPolicy
+from forkpoint.llm.restoration import Restored, check_fits, restore_groups
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.session import DecodeSession, fetch_from, open_snapshot
 from forkpoint.repo.repository import Repository
@@ -60,6 +62,12 @@ class TransformersEngine:
         dtype: str = "bfloat16",
         threads: int | None = None,
         max_context: int | None = None,
+        cache: Literal["paged", "contiguous"] = "paged",
+        page_tokens: int = DEFAULT_PAGE_TOKENS,
+        pool_bytes: int | None = None,
+        lanes: int = DEFAULT_LANES,
+        plan: PlanPolicy = "once",
+        native: bool = True,
         trust_remote_code: bool = False,
         cache_dir: Path | None = None,
         note: Note = lambda text: None,
@@ -71,6 +79,12 @@ class TransformersEngine:
             dtype: float32, bfloat16 or float16.
             threads: torch's threads for this process; None leaves them.
             max_context: tokens of a continuation at most; None is the model's own limit.
+            cache: ``paged``, or ``contiguous``: one page of the maximum length for each line of descent.
+            page_tokens: tokens of a page: 16, 32, 64, 128 or 256.
+            pool_bytes: memory for pages; None is a quarter of what is free, and at least one context. It is taken as it is needed.
+            lanes: continuations that one decode step serves at most.
+            plan: ``once``; ``replan`` builds the decode plan anew for every pass, for comparison.
+            native: run the model as one native program where it can be; else, and where it cannot, through transformers.
             trust_remote_code: run Python code that ships with the model. Off unless asked for.
             cache_dir: for dequantised models and digests; None is the configured one.
             note: told what long work is going on.
@@ -81,11 +95,16 @@ class TransformersEngine:
         """
         if threads is not None:
             _set_threads(threads)
-        cache = cache_dir or Config.from_environment().cache_dir
-        loaded = load_model(
-            source, dtype=dtype, cache=cache, trust_remote_code=trust_remote_code, attention=ATTENTION, note=note
+        residency = Residency(
+            page_size=_page_size(cache, page_tokens), pool_bytes=pool_bytes, lanes=lanes, plan=plan, native=native
         )
-        return cls(_runtime(loaded, _parameters_digest(loaded, dtype, cache, note), max_context), loaded)
+        folder = cache_dir or Config.from_environment().cache_dir
+        loaded = load_model(
+            source, dtype=dtype, cache=folder, trust_remote_code=trust_remote_code, attention=ATTENTION, note=note
+        )
+        digest = _parameters_digest(loaded, dtype, folder, note)
+        note("preparing the model")
+        return cls(_runtime(loaded, digest, max_context, residency), loaded)
 
     def __enter__(self) -> TransformersEngine:
         return self
@@ -133,9 +152,23 @@ class TransformersEngine:
         return self._open().groups
 
     def stats(self) -> dict[str, int]:
-        """What is resident: ``buffers`` and ``state_bytes``."""
-        strategy = self._open().strategy
-        return {"buffers": strategy.num_buffers(), "state_bytes": strategy.num_resident_bytes()}
+        """What is resident and what was served.
+
+        ``state_bytes`` and ``lineages`` (0 when no continuation is alive), pages in all, free, held, evictable and evicted, chunks evicted
+        and brought back so far, and how often the decode plan was built and served a pass.
+        """
+        runtime = self._open()
+        return {
+            **runtime.strategy.stats(),
+            "state_bytes": runtime.strategy.num_resident_bytes(),
+            "plans_built": runtime.plan.num_built,
+            "passes_served": runtime.plan.num_served,
+            "rows_served": runtime.plan.num_rows,
+        }
+
+    def report(self) -> EngineReport:
+        """What runs this model, which claims hold and why: what ``forkpoint doctor`` prints."""
+        return describe(self._open())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of this string alone, without special tokens."""
@@ -220,6 +253,27 @@ class TransformersEngine:
             allow_execution_difference=allow_execution_difference, progress=progress, started=started,
         )  # fmt: skip
 
+    def generate_many(
+        self,
+        values: Sequence[Continuation],
+        max_tokens: int = 128,
+        *,
+        sampling: Sampling | None = None,
+        top_logprobs: int = 0,
+    ) -> list[Continuation]:
+        """Generate from several continuations of this engine in shared steps, each as it would have been alone.
+
+        Args:
+            sampling: for all of them; None leaves each its own.
+
+        Raises:
+            InvalidInput: ``invalid_input.engine`` when one of them is of another engine.
+        """
+        runtime = self._open()
+        if any(not value.belongs_to(runtime) for value in values):
+            raise InvalidInput("a continuation of another engine is among these; generate with its own", code="engine")
+        return generate_together(values, max_tokens, sampling=sampling, top_logprobs=top_logprobs)
+
     def decode_session(self) -> DecodeSession:
         """An empty session, to be driven token by token."""
         return DecodeSession(self._open())
@@ -239,12 +293,12 @@ class TransformersEngine:
             alive = runtime.strategy.num_buffers()
             if alive:
                 raise Conflict(
-                    f"{alive} buffers of continuations of this model are alive; let go of them before changing its weights",
+                    f"{alive} lineages of continuations of this model are alive; let go of them before changing its weights",
                     code="weights",
                     alive=alive,
                 )
-            _replace(dict(loaded.model.named_parameters()), parameters)
-        self._runtime = _runtime(loaded, digest_parameters(loaded.model), runtime.max_context)
+            replace_parameters(loaded.model, parameters)
+        self._runtime = _runtime(loaded, digest_parameters(loaded.model), runtime.max_context, runtime.residency)
 
     def close(self) -> None:
         """End the handle; idempotent. Memory goes when the last continuation does."""
@@ -313,8 +367,9 @@ class TransformersEngine:
             )
         runtime.check_tokens((boundary.pending,))
         restored = restore_groups(
-            runtime, manifest.groups, boundary.position, fetch, progress, prefilled=boundary.prefilled
-        )
+            runtime, manifest.groups, boundary.position, fetch, progress,
+            prefilled=boundary.prefilled, is_lasting=operation == "checkout",
+        )  # fmt: skip
         receipt = Receipt(
             operation=operation,
             claim="bytes" if notes else claim,
@@ -345,18 +400,21 @@ class TransformersEngine:
         )
 
 
-def _runtime(loaded: LoadedModel, parameters: ObjectId, max_context: int | None) -> TransformersRuntime:
+def _runtime(
+    loaded: LoadedModel, parameters: ObjectId, max_context: int | None, residency: Residency
+) -> TransformersRuntime:
     limit = context_limit(loaded.model)
     if max_context is not None and not 2 <= max_context <= limit:
         raise InvalidInput(
             f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
         )
-    return TransformersRuntime(
-        loaded,
-        parameters=parameters,
-        max_context=max_context or limit,
-        strategy=lambda groups, context, device: ContiguousStrategy(groups, max_context=context, device=device),
-    )
+    return TransformersRuntime(loaded, parameters=parameters, max_context=max_context or limit, residency=residency)
+
+
+def _page_size(cache: str, page_tokens: int) -> PageSize:
+    if cache not in ("paged", "contiguous"):
+        raise InvalidInput(f"cache is {cache!r}; use 'paged' or 'contiguous'", code="cache", cache=str(cache))
+    return "contiguous" if cache == "contiguous" else page_tokens
 
 
 def _parameters_digest(loaded: LoadedModel, dtype: str, cache: Path, note: Note) -> ObjectId:
@@ -385,8 +443,9 @@ def _find_restored(
             return None, ()
         groups = [replace(group, kind=spec.kind) for group, spec in zip(match.groups, runtime.groups, strict=True)]
         restored = restore_groups(
-            runtime, groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id), prefilled=match.num_tokens
-        )
+            runtime, groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id),
+            prefilled=match.num_tokens, is_lasting=True,
+        )  # fmt: skip
         return restored, ()
     except (NotFound, Corrupt) as error:
         return None, (f"a stored prefix could not be used: {error.message}",)
@@ -406,20 +465,6 @@ def _messages(manifest: Manifest) -> tuple[Message, ...]:
 
 def _is_message(turn: object) -> bool:
     return isinstance(turn, Mapping) and all(isinstance(text, str) for text in turn.values())
-
-
-def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    for name, tensor in new.items():
-        if name not in own or own[name].shape != tensor.shape:
-            have = tuple(own[name].shape) if name in own else None
-            raise InvalidInput(
-                f"parameter {name} of shape {tuple(tensor.shape)} does not fit this model, which has {have}",
-                code="parameters",
-                parameter=name,
-            )
-    with torch.no_grad():
-        for name, tensor in new.items():
-            own[name].copy_(tensor)
 
 
 def _set_threads(threads: int) -> None:

@@ -100,7 +100,7 @@ class PackedEmbedding(nn.Module):
 
 @final
 class BlockedLinear(nn.Module):
-    """A library's own layer, always run on blocks of exactly ``block_rows`` rows, so that a row's bits do not depend on how many there are."""
+    """A library's own layer, run on blocks of exactly ``block_rows`` rows: a row's bits do not depend on how many there are."""
 
     def __init__(self, inner: nn.Module, block_rows: int = BLOCK_ROWS) -> None:
         super().__init__()

@@ -81,7 +81,9 @@ def _native_for(pages: Tensor) -> ModuleType | None:
 def _checked(pages: Tensor, table: Table, start: int, count: int, geometry: PageGeometry) -> NDArray[np.int32]:
     shape = (geometry.num_layers, geometry.layer_elements)
     if tuple(pages.shape[1:]) != shape or pages.dtype != geometry.dtype:
-        message = f"pages {tuple(pages.shape)} of {pages.dtype} have not the shape {shape} of {geometry.dtype} that was said"
+        message = (
+            f"pages {tuple(pages.shape)} of {pages.dtype} have not the shape {shape} of {geometry.dtype} that was said"
+        )
         raise InvalidInput(message, code="chunk")
     numbers = np.ascontiguousarray(table, dtype=np.int32)
     used = numbers[start // geometry.page_tokens : -(-(start + count) // geometry.page_tokens)]

@@ -1,8 +1,7 @@
 """The seam behind which continuations live in memory: state groups, states, reservations, strategies.
 
 A *state* is an immutable view of processed tokens ``[0, length)``. Appending is a transaction over all layers: reserve rows, append
-and attend layer by layer, then commit (a new, longer state) or abort (nothing became visible). The contiguous strategy is the readable
-one; a paged one fits the same seam.
+and attend layer by layer, then commit (a new, longer state) or abort (nothing became visible).
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forkpoint.errors import CapacityExceeded
@@ -142,14 +143,15 @@ class State(Protocol):
 
 
 class Reservation(Protocol):
-    """Rows being appended to one state. Exactly one of ``commit`` and ``abort`` ends it."""
+    """Rows ``[start, stop)`` being appended to one state. Exactly one of ``commit`` and ``abort`` ends it.
+
+    Attributes:
+        tables: for each group the numbers of the pages of tokens ``[0, stop)``, ``int32``.
+    """
 
     start: int
     stop: int
-
-    def append_and_attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write one layer's keys and values ``[rows heads dim]``, attend causally; returns ``[rows query_heads value_dim]``."""
-        ...
+    tables: tuple[NDArray[np.int32], ...]
 
     def commit(self, *, is_invariant: bool = False) -> State:
         """Make the rows visible in a new state.
