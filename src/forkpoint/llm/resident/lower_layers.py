@@ -7,13 +7,13 @@ from typing import Final
 
 from torch import Tensor
 
+from forkpoint.llm.kernels.rows import ACTIVATIONS
 from forkpoint.llm.resident.instructions import Opcode
 from forkpoint.llm.resident.layouts import ROW, View
 from forkpoint.llm.resident.tracing import Node, Unlowerable, Value
 from forkpoint.llm.resident.workbench import Handler, Workbench, operation
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "sigmoid", "tanh", "relu_squared")
-"""Kinds of activation by their numbers in native code."""
+_NUMBERS: Final = {kind: number for number, kind in enumerate(ACTIVATIONS)}
 
 
 def _embedding(bench: Workbench, node: Node) -> None:
@@ -54,7 +54,7 @@ def _input(bench: Workbench, x: Value, weights: Sequence[Tensor | None] = ()) ->
 
 
 def _rms_norm(bench: Workbench, node: Node) -> None:
-    x, weight, epsilon, offset, rounds_once = (*node.args, False)[:5]
+    x, weight, epsilon, offset, rounds_once = (*node.args, *(0.0, False)[len(node.args) - 3 :])
     out = bench.output(node)
     inputs = _input(bench, x, (weight,)), bench.constant(weight)
     bench.emit(Opcode.RMS_NORM, inputs, out, (int(rounds_once),), (epsilon, offset))
@@ -75,11 +75,11 @@ def _activation(bench: Workbench, node: Node) -> None:
 
 
 def _activate(bench: Workbench, node: Node, x: Value, kind: str) -> None:
-    if kind not in ACTIVATIONS:
+    if kind not in _NUMBERS:
         raise Unlowerable("operation", f"there is no kernel for the activation {kind}")
     view = _input(bench, x)
     out = bench.output(node)
-    bench.emit(Opcode.ACTIVATION, (view,), out, (ACTIVATIONS.index(kind),))
+    bench.emit(Opcode.ACTIVATION, (view,), out, (_NUMBERS[kind],))
     bench.bind(node, out)
 
 
