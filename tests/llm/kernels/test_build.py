@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from forkpoint.config import Config
+from forkpoint.errors import InvalidInput
 from forkpoint.llm.kernels.native import find_native, instruction_set
 
 ROOT = Path(__file__).parents[3]
-SHOW = "from forkpoint.llm.kernels.native import *; print(instruction_set())"
+NATIVE = find_native()
+needs_native = pytest.mark.skipif(NATIVE is None, reason="the native kernels were not built")
 
 
-def run(**environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SHOW], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = instruction_set()
+    yield
+    find_native.cache_clear()
+    if NATIVE is not None:
+        NATIVE.use_instruction_set(before)
 
 
 def test_the_switches_are_read_from_the_environment() -> None:
@@ -29,38 +32,46 @@ def test_the_switches_are_read_from_the_environment() -> None:
     assert (config.kernels, config.instruction_set) == (None, None)
 
 
-def test_torch_serves_when_it_is_asked_for() -> None:
-    assert run(FORKPOINT_KERNELS="torch").stdout.strip() == "torch"
+def test_torch_serves_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKPOINT_KERNELS", "torch")
+    find_native.cache_clear()
+    assert find_native() is None
+    assert instruction_set() == "torch"
 
 
-@pytest.mark.skipif(find_native() is None, reason="the native kernels were not built")
-def test_a_lower_instruction_set_can_be_chosen() -> None:
-    assert run(FORKPOINT_ISA="portable").stdout.strip() == "portable"
-    assert instruction_set() in ("avx512_bf16", "avx512", "avx2", "portable")
+@needs_native
+def test_a_lower_instruction_set_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKPOINT_ISA", "portable")
+    find_native.cache_clear()
+    assert instruction_set() == "portable"
 
 
-@pytest.mark.skipif(find_native() is None, reason="the native kernels were not built")
-@pytest.mark.parametrize("setting", [{"FORKPOINT_KERNELS": "cuda"}, {"FORKPOINT_ISA": "sse9"}])
-def test_settings_that_mean_nothing_are_refused(setting: dict[str, str]) -> None:
-    refused = run(**setting)
-    assert refused.returncode != 0
-    assert "InvalidInput" in refused.stderr
+@needs_native
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("FORKPOINT_KERNELS", "cuda", "kernels"), ("FORKPOINT_ISA", "sse9", "instruction_set")],
+)
+def test_settings_that_mean_nothing_are_refused(
+    name: str, value: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    find_native.cache_clear()
+    with pytest.raises(InvalidInput) as refused:
+        find_native()
+    assert refused.value.code == f"invalid_input.{code}"
 
 
 def test_the_setup_rebuilds_when_a_native_source_changes() -> None:
-    stamp = (ROOT / "scripts" / "setup").read_text()
+    stamp = next(line for line in (ROOT / "scripts" / "setup").read_text().splitlines() if line.startswith("want="))
     assert "native/*" in stamp
     assert "CMakeLists.txt" in stamp
 
 
-@pytest.mark.skipif(find_native() is None, reason="the native kernels were not built")
-def test_every_compiled_kernel_leads_to_one_openmp_only() -> None:
+@needs_native
+def test_the_kernels_share_the_openmp_of_torch() -> None:
     """Two would start twice the threads, which then wait for one another's processors."""
-    script = (
-        "from forkpoint.llm.kernels.native import find_native; find_native();"
-        "print(sum('libgomp.so.1' == line.split('/')[-1].strip() for line in {m.split()[-1] for m in open('/proc/self/maps')}))"
-    )
-    if not Path("/proc/self/maps").exists():
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
         pytest.skip("needs /proc")
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(shown.stdout) <= 1
+    files = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
+    assert len([file for file in files if Path(file).name == "libgomp.so.1"]) <= 1
