@@ -90,8 +90,8 @@ class Engines:
         self._stack.close()
 
     def start(self, specs: Iterable[EngineSpec]) -> dict[str, Any]:
-        """Load engines one after another; by name what each says of itself. What cannot be loaded is noted."""
-        found = {}
+        """Load engines, all at once; by name what each says of itself. What cannot be loaded is noted."""
+        loading = []
         for spec in specs:
             if spec.missing is not None:
                 self._note(spec.name, spec.missing)
@@ -99,8 +99,11 @@ class Engines:
             process = EngineProcess(spec, self._logs / f"{spec.name.replace(' ', '-')}.log")
             self._stack.callback(process.close)
             self._running[spec.name] = process
-            with self._noting(spec.name):
-                found[spec.name] = process.started()
+            loading.append(process)
+        found = {}
+        for process in loading:
+            with self._noting(process.name):
+                found[process.name] = process.started()
         return found
 
     def end(self, name: str) -> None:

@@ -15,7 +15,8 @@ class ModelFacts:
     """Counts of a decoder with tied or untied embeddings and dense layers.
 
     ``weight_bytes`` are all parameters once; ``layer_parameters`` those of the matrices of all layers; ``head_parameters`` those of the
-    output layer; ``token_bytes`` the keys and values of one token; ``query_width`` the summed width of all query heads of all layers.
+    output layer; ``token_bytes`` the keys and values of one token; ``query_width`` the summed width of all query heads of all layers;
+    ``dense_shapes`` (outputs, inputs) of every matrix that a step multiplies by, the output layer last.
     """
 
     weight_bytes: int
@@ -23,6 +24,7 @@ class ModelFacts:
     head_parameters: int
     token_bytes: int
     query_width: int
+    dense_shapes: tuple[tuple[int, int], ...]
 
     @classmethod
     def read(cls, folder: str, token_bytes: int) -> Self:
@@ -32,16 +34,15 @@ class ModelFacts:
             (size,) = struct.unpack("<Q", file.read(8))
             tensors = {name: entry for name, entry in json.loads(file.read(size)).items() if name != "__metadata__"}
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        layers = [entry["shape"] for name, entry in tensors.items() if ".layers." in name and len(entry["shape"]) == 2]
+        head = (config["vocab_size"], config["hidden_size"])
         return cls(
             weight_bytes=sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in tensors.values()),
-            layer_parameters=sum(
-                math.prod(entry["shape"])
-                for name, entry in tensors.items()
-                if ".layers." in name and len(entry["shape"]) == 2
-            ),
-            head_parameters=config["vocab_size"] * config["hidden_size"],
+            layer_parameters=sum(map(math.prod, layers)),
+            head_parameters=math.prod(head),
             token_bytes=token_bytes,
             query_width=config["num_hidden_layers"] * config["num_attention_heads"] * width,
+            dense_shapes=(*((outputs, inputs) for outputs, inputs in layers), head),
         )
 
     def step_bytes(self, tokens: int) -> int:

@@ -81,7 +81,7 @@ def _answer(answers: TextIO, work: Callable[[], Any]) -> bool:
         line = {"value": work()}
     except Exception as error:  # noqa: BLE001 - the other process decides what a failure means
         traceback.print_exc()
-        line = {"error": f"{type(error).__name__}: {error}"}
+        line = {"error": f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]}
     answers.write(json.dumps(line) + "\n")
     answers.flush()
     return "value" in line

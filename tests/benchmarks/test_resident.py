@@ -12,7 +12,7 @@ import pytest
 
 from peers.model import ModelFacts
 from reporting import Report, Row
-from resident import FREE, LANES, LONG, OURS, PREFIX, QUICK, WIDE, Measurement
+from resident import LANES, LONG, OURS, PREFIX, QUICK, WIDE, Measurement
 
 TOKEN_BYTES = 2 * 2 * 4 * 2 * 2
 
@@ -20,7 +20,7 @@ TOKEN_BYTES = 2 * 2 * 4 * 2 * 2
 class SimulatedEngines:
     """Answers from tables instead of processes."""
 
-    def __init__(self, speeds: Mapping[str, float], *, startable: Sequence[str] = (WIDE, FREE)) -> None:
+    def __init__(self, speeds: Mapping[str, float], *, startable: Sequence[str] = (WIDE,)) -> None:
         self.speeds = dict(speeds)
         self.startable = startable
         self.fork_bytes = 1000.0
@@ -39,8 +39,10 @@ class SimulatedEngines:
     def ask(self, name: str, do: str, **_arguments: Any) -> Any:
         if do in ("read", "multiply"):
             return {"rate": {"read": 1e9, "multiply": 1e10}[do]}
+        if do == "dense":
+            return {"invariant": 1.05, "library": 1.0}
         if do == "fork":
-            return {"seconds": 5e-6, "bytes": self.fork_bytes, "stats": [{"state_bytes": 10}, {"state_bytes": 10}]}
+            return {"seconds": 5e-6, "bytes": self.fork_bytes, "stats": [{"pages_held": 10}, {"pages_held": 10}]}
         return {"bytes": self.sizes}
 
     def rates(self, names: Sequence[str], _rounds: int, do: str, **arguments: Any) -> dict[str, float]:
