@@ -51,7 +51,7 @@ void lookup(const Operand& table, int64_t width, const int64_t* ids, char* out, 
 
 Program::Program(std::vector<Instruction> instructions, int64_t body, int64_t middle, int64_t tail_rows, int64_t buffer_bytes,
                  int64_t vocabulary, int64_t max_rows, int64_t max_context, int64_t groups)
-    : vocabulary(vocabulary), max_rows(max_rows), max_context(max_context), instructions_(std::move(instructions)), body_(body),
+    : vocabulary(vocabulary), max_rows(max_rows), max_context(max_context), groups(groups), instructions_(std::move(instructions)), body_(body),
       middle_(middle), tail_rows_(tail_rows), buffers_(allocate(size_t(buffer_bytes))), pages_(size_t(groups)) {
   for (const Instruction& it : instructions_)
     if (it.opcode == Opcode::attend) scratch_[{it.numbers[1], it.numbers[3]}];
@@ -217,7 +217,7 @@ bool run(Program& program, Integers tokens, Integers positions, IntegerRows segm
   call.rows = int64_t(tokens.shape(0)), call.outputs = int64_t(output_rows.shape(0));
   call.tokens = tokens.data(), call.positions = positions.data(), call.output_rows = output_rows.data(), call.logits = logits.data();
   if (int64_t(positions.shape(0)) != call.rows || segments.shape(1) != 3 || int64_t(logits.shape(0)) < call.outputs ||
-      int64_t(logits.shape(1)) != program.vocabulary)
+      int64_t(logits.shape(1)) != program.vocabulary || int64_t(tables.size()) != program.groups || threads < 1)
     throw std::invalid_argument("arrays of a pass do not fit one another");
   nb::gil_scoped_release released;
   for (size_t group = 0; group < tables.size(); group++) {

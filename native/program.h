@@ -67,7 +67,7 @@ class Program {
   // Returns whether a logit is not a number. Throws std::invalid_argument, with nothing changed.
   bool run(Call& call, int threads);
 
-  const int64_t vocabulary, max_rows, max_context;
+  const int64_t vocabulary, max_rows, max_context, groups;
 
  private:
   void check(const Call&) const;

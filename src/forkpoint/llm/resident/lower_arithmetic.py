@@ -48,10 +48,11 @@ def _binary(bench: Workbench, node: Node) -> None:
 
 def _add(bench: Workbench, node: Node) -> None:
     rotary = match_rotary(bench, node)
-    if rotary is None:
-        _binary(bench, node)
-    else:
+    # Angles in another dtype than the heads are computed as written.
+    if rotary is not None and all(bench.source(view).dtype == bench.dtype(node.outputs[0]) for view in rotary):
         _rotary(bench, node, *rotary)
+    else:
+        _binary(bench, node)
 
 
 def _multiply(bench: Workbench, node: Node) -> None:
@@ -80,8 +81,6 @@ def _fuse_activation(bench: Workbench, node: Node) -> bool:
 def _rotary(bench: Workbench, node: Node, view: View, cos: View, sin: View) -> None:
     """``view`` is ``[.. dim]``, the first part of it, as wide as the tables, to be turned."""
     dtype = bench.dtype(node.outputs[0])
-    if any(bench.source(item).dtype != dtype for item in (view, cos, sin)):
-        raise Unlowerable("dtype", "keys and angles have different dtypes")
     out = bench.new(view.shape, dtype)
     bench.emit(Opcode.ROTARY, (bench.packed(view, dtype), cos, sin), out, (cos.width,))
     bench.bind(node, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -54,7 +54,8 @@ def _input(bench: Workbench, x: Value, weights: Sequence[Tensor | None] = ()) ->
 
 
 def _rms_norm(bench: Workbench, node: Node) -> None:
-    x, weight, epsilon, offset, rounds_once = (*node.args, *(0.0, False)[len(node.args) - 3 :])
+    given: list[Any] = list(node.args)
+    x, weight, epsilon, offset, rounds_once = given + [None, None, None, 0.0, False][len(given) :]
     out = bench.output(node)
     inputs = _input(bench, x, (weight,)), bench.constant(weight)
     bench.emit(Opcode.RMS_NORM, inputs, out, (int(rounds_once),), (epsilon, offset))
@@ -84,7 +85,9 @@ def _activate(bench: Workbench, node: Node, x: Value, kind: str) -> None:
 
 
 def _plain_activation(bench: Workbench, node: Node) -> None:
-    _activate(bench, node, node.args[0], operation(node))
+    """An activation of torch's that was not replaced; ours differs from it in the last bits."""
+    approximate = node.kwargs.get("approximate", "none")
+    _activate(bench, node, node.args[0], "gelu_tanh" if approximate == "tanh" else operation(node))
 
 
 def _append_and_attend(bench: Workbench, node: Node) -> None:
@@ -113,5 +116,5 @@ HANDLERS: Final[dict[str, Handler]] = {
     "layer_norm": _layer_norm,
     "activation": _activation,
     "append_and_attend": _append_and_attend,
-    **dict.fromkeys(("silu", "relu", "sigmoid", "tanh"), _plain_activation),
+    **dict.fromkeys(("silu", "gelu", "relu", "sigmoid", "tanh"), _plain_activation),
 }
