@@ -43,8 +43,26 @@ void append_and_attend(Rows query, Rows key, Rows value, Rows out, int64_t rows,
   own.next_item = own.next_merge = 0;
 }
 
+// What is read once for whom: (block, the segments that share it), and row tiles as (segment, first row, rows). For tests and profiles.
+nb::tuple describe_routes(const Shape& shape, int64_t rows, int64_t num_pages, Address segments, int64_t num_segments, Address tables,
+                          int64_t table_width) {
+  Routes routes(static_cast<const int64_t*>(at(segments)), num_segments, static_cast<const int32_t*>(at(tables)), table_width,
+                geometry_of(shape), rows, num_pages);
+  nb::list shared, tiles;
+  for (const SharedBlock& block : routes.shared_blocks) {
+    nb::list members;
+    for (int64_t m = 0; m < block.num_members; m++) members.append(routes.members[size_t(block.first_member + m)]);
+    shared.append(nb::make_tuple(block.block, members));
+  }
+  for (const RowTile& tile : routes.row_tiles) tiles.append(nb::make_tuple(tile.segment, tile.first, tile.rows));
+  return nb::make_tuple(shared, tiles);
+}
+
 }  // namespace
 
-void register_attention(nb::module_& m) { m.def("append_and_attend", &append_and_attend); }
+void register_attention(nb::module_& m) {
+  m.def("append_and_attend", &append_and_attend);
+  m.def("describe_routes", &describe_routes);
+}
 
 }  // namespace forkpoint

@@ -19,8 +19,8 @@ from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.kernels.portable_attention import append_and_attend_with_torch
 from forkpoint.llm.kernels.variant import Variant
 
-_LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+_LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")
+_LIBRARY.define(
     "append_and_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) pages, Tensor segments, Tensor tables, int layer, "
     "float scaling, int window, float softcap, Tensor? sinks) -> Tensor"
 )
@@ -176,6 +176,6 @@ def _meta(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
 
-_LIBRARY.impl("append_and_attend", _on_cpu, "CPU")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("append_and_attend", _with_torch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("append_and_attend", _meta, "Meta")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("append_and_attend", _on_cpu, "CPU")
+_LIBRARY.impl("append_and_attend", _with_torch, "CompositeExplicitAutograd")
+_LIBRARY.impl("append_and_attend", _meta, "Meta")

@@ -72,6 +72,7 @@ class _Partial:
 
 
 def _attend_block(query: Tensor, keys: Tensor, values: Tensor, low: int, variant: Variant) -> _Partial:
+    query = -query if variant.scaling < 0 else query  # so that the largest dot product has the largest weight
     dots = torch.zeros(keys.shape[1], keys.shape[0])
     for d in range(query.shape[1]):
         dots = _fused(query[:, d, None], keys[:, :, d].T, dots)
@@ -84,7 +85,7 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, low: int, variant
 
 
 def _logits(dots: Tensor, offset: Tensor, variant: Variant) -> Tensor:
-    scaling = torch.tensor(variant.scaling, dtype=torch.float32)
+    scaling = torch.tensor(abs(variant.scaling), dtype=torch.float32)
     if not variant.softcap:
         return _fused(dots, scaling * _LOG2_E, offset)
     cap = torch.tensor(variant.softcap, dtype=torch.float32)

@@ -111,7 +111,10 @@ def _places(
 
 def _rows(data: Bytes, count: int, dim: int, geometry: PageGeometry, device: torch.device) -> Tensor:
     """Canonical bytes as ``[token, layer, head, dim]``."""
-    flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(device).view(geometry.dtype)
+    flat = (
+        torch.frombuffer(bytearray(data), dtype=geometry.dtype) if len(data) else torch.empty(0, dtype=geometry.dtype)
+    )
+    flat = flat.to(device)
     return flat.view(geometry.num_layers, count, geometry.heads, dim).transpose(0, 1)
 
 
