@@ -21,6 +21,7 @@ SHORT_PREFIX = 16
 CONTEXT = 512
 LANES = 8
 MANY_LANES = 32
+POOL_BYTES = 1 << 30
 LONG = 8128
 """The model's limit is 8,192; the steps need room."""
 
@@ -56,7 +57,7 @@ def main() -> None:
         report.unmeasured(engine, why, target="is measured" if engine == OURS else None)
 
     with Engines(note) as engines:
-        own = ours(OURS, options.threads, dtype="bfloat16", cache="paged", lanes=LANES)
+        own = ours(OURS, options.threads, dtype="bfloat16", cache="paged", lanes=LANES, pool_bytes=POOL_BYTES)
         others = [] if options.no_peers else peers(options.threads)
         facts = engines.start([own, limits(options.threads), *others])
         if OURS in facts:
@@ -227,6 +228,8 @@ class Measurement:
             first, last = found["bytes"][len(found["bytes"]) // 5], found["bytes"][-1]
             name = f"growth over {rounds * steps:,} steps of {LANES} lanes, forked and freed"
             self._report.add(name, (last - first) / 2**20, "MiB", at_most=1)
+            taken = (last - self._described["own_bytes"]) / POOL_BYTES
+            self._report.add("memory taken since loading over the pool's budget", taken, "x", at_most=1)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class Forkpoint:
             "token_bytes": sum(group.token_bytes for group in self._engine.groups),
             "max_context": self._engine.max_context,
             "load_bytes": self._load_bytes,
+            "own_bytes": _settled_bytes(),
             "stats": self._engine.stats(),
         }
 

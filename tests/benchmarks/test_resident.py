@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 def measured(folder: Path, engines: SimulatedEngines) -> dict[str, Row]:
     report = Report()
-    described = {"folder": str(folder), "token_bytes": TOKEN_BYTES, "load_bytes": 450}
+    described = {"folder": str(folder), "token_bytes": TOKEN_BYTES, "load_bytes": 450, "own_bytes": 1 << 20}
     Measurement(report, engines, described, QUICK, 2).run()  # type: ignore[arg-type]
     return {row.name: row for row in report.rows}
 
