@@ -42,9 +42,10 @@ def shape(request: pytest.FixtureRequest) -> Shape:
     return SHAPES[request.param]
 
 
-@pytest.fixture
-def keeps_threads() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
@@ -99,11 +100,9 @@ def test_a_row_does_not_depend_on_where_pages_lie(shape: Shape, pieces: int) -> 
     assert torch.equal(alone(shape, tokens, pieces=pieces, order=order), alone(shape, tokens))
 
 
-@pytest.mark.usefixtures("keeps_threads")
 @pytest.mark.parametrize("pieces", [1, 150])
 def test_a_row_does_not_depend_on_the_number_of_threads(shape: Shape, pieces: int) -> None:
     tokens = random_tokens(shape, 300)
-    torch.set_num_threads(1)
     expected = alone(shape, tokens, pieces=pieces)
     torch.set_num_threads(2)
     assert torch.equal(alone(shape, tokens, pieces=pieces), expected)
