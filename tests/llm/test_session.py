@@ -27,8 +27,8 @@ def test_a_step_processes_one_token_and_predicts_the_next(engine: TransformersEn
     assert (session.size, session.capacity, session.cache_kind, session.page_size) == (
         0,
         CONTEXT,
-        "contiguous",
-        CONTEXT,
+        "paged",
+        16,
     )
     value = engine.start([5])
     assert same_bits(session.step(5), value.logits())

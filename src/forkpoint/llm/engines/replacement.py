@@ -201,7 +201,11 @@ def _rms_norm(module: Any) -> nn.Module | str:
     if not found:
         return "computes something else than our root-mean-square norms"
     _, offset, rounds_once = min(found)
-    return RowRMSNorm(weight, epsilon, offset=offset, rounds_once=rounds_once)
+    made = RowRMSNorm(weight, epsilon, offset=offset, rounds_once=rounds_once)
+    half = rows.to(torch.bfloat16)
+    if weight.dtype == torch.float32 and not _agree(made(half), module(half), torch.bfloat16):
+        return "treats rows of half precision in a way of its own"
+    return made
 
 
 def _activation(module: nn.Module) -> nn.Module | str:

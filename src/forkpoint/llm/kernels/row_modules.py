@@ -21,7 +21,9 @@ class RowRMSNorm(nn.Module):
         self.rounds_once = rounds_once
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[... dim]`` to the same."""
+        """``[... dim]`` to the same. A weight that is kept in float32 beside rows of half precision multiplies before they are rounded."""
+        if x.dtype != self.weight.dtype:
+            return rms_norm(x.to(self.weight.dtype), self.weight, self.eps, self.offset, self.rounds_once).to(x.dtype)
         return rms_norm(x, self.weight, self.eps, self.offset, self.rounds_once)
 
 
