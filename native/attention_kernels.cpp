@@ -466,7 +466,7 @@ void attend_shared_as(const Pass& pass, const SharedBlock& shared, int64_t head,
     count++;
   });
   if (!count) return;
-  gatherer.open(pass.routes.segments[size_t(members[0])], first, last, count * gatherer.group() > micro_rows);
+  gatherer.open(pass.routes.segments[size_t(members[0])], first, last, count * gatherer.group() > 2 * micro_rows);
   auto done = [](int64_t, float*) {};
   each_row([&](const Segment& segment, int64_t r, int low, int high) {
     auto slot = [&](int64_t g, int) { return partial_slot(pass, segment.first_partial + r, head * gatherer.group() + g, shared.block); };
