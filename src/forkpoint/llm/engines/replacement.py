@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
+from forkpoint.llm.engines.row_replacement import row_replacement
 from forkpoint.llm.kernels.dense import in_blocks
 from forkpoint.llm.kernels.experts import EXPERTS
 from forkpoint.llm.kernels.geometry import DTYPE_CODES
@@ -27,13 +26,7 @@ from forkpoint.llm.kernels.row_modules import RowActivation, RowLayerNorm, RowRM
 
 OURS: Final = (PackedLinear, PackedEmbedding, BlockedLinear, RowRMSNorm, RowLayerNorm, RowActivation)
 
-_ACTIVATIONS: Final = {
-    "SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh",
-    "AccurateGELUActivation": "gelu_tanh", "QuickGELUActivation": "quick_gelu", "ReLU": "relu", "Sigmoid": "sigmoid",
-    "Tanh": "tanh", "ReLUSquaredActivation": "relu_squared",
-}  # fmt: skip
-_PROBE_ROWS: Final = 32
+_PROBE_IDS: Final = 32
 _IN_BLOCKS: Final = "stays, and runs in blocks of a fixed number of rows"
 
 
@@ -122,15 +115,9 @@ def _make_replacement(module: nn.Module, shared: _Shared) -> nn.Module | str | N
         return BlockedLinear(module)
     if isinstance(module, nn.Embedding):
         return _embedding(module, shared)
-    if kind is nn.LayerNorm:
-        return _layer_norm(module)
-    if kind.__name__.endswith("RMSNorm"):
-        return _rms_norm(module)
-    if kind.__name__ in _ACTIVATIONS:
-        return _activation(module)
     if kind.__name__.endswith("Router"):
         return _router(module)
-    return None
+    return row_replacement(module)
 
 
 def _dense(module: Any, shared: _Shared) -> nn.Module | str:
@@ -164,56 +151,11 @@ def _embedding(module: nn.Embedding, shared: _Shared) -> nn.Module | str | None:
         dim=weight.shape[1],
         scale=scale if isinstance(scale, Tensor) else None,
     )
-    ids = torch.arange(min(_PROBE_ROWS, weight.shape[0]))
+    ids = torch.arange(min(_PROBE_IDS, weight.shape[0]))
     if not torch.equal(made(ids), module(ids)):
         shared.tied = None
         return "looks rows up in a way of its own; its weights are kept twice"
     return made
-
-
-def _layer_norm(module: Any) -> nn.Module | str:
-    if len(module.normalized_shape) != 1:
-        return "normalises over several dimensions"
-    made = RowLayerNorm(module.weight, module.bias, module.eps)
-    dtype = module.weight.dtype if module.weight is not None else torch.float32
-    rows = _probe(module.normalized_shape[0], dtype, module)
-    return made if _agree(made(rows), module(rows), dtype) else "computes something else than our layer norm"
-
-
-def _rms_norm(module: Any) -> nn.Module | str:
-    weight = getattr(module, "weight", None)
-    epsilon = next(
-        (getattr(module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(module, name)), None
-    )
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(epsilon, float):
-        return "has no weight and epsilon of its own"
-    rows, other = _probe(len(weight), weight.dtype, weight), _probe(len(weight), weight.dtype, weight)[0]
-    try:
-        expected = functional_call(module, {"weight": other}, (rows,))
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        return f"cannot be run on rows alone: {error}"
-    found = []
-    for offset, rounds_once in product((0.0, 1.0), (False, True)):
-        trial = RowRMSNorm(nn.Parameter(other, requires_grad=False), epsilon, offset=offset, rounds_once=rounds_once)
-        out = trial(rows)
-        if _agree(out, expected, weight.dtype):
-            found.append((int((out != expected).sum()), offset, rounds_once))
-    if not found:
-        return "computes something else than our root-mean-square norms"
-    _, offset, rounds_once = min(found)
-    made = RowRMSNorm(weight, epsilon, offset=offset, rounds_once=rounds_once)
-    half = rows.to(torch.bfloat16)
-    if weight.dtype == torch.float32 and not _agree(made(half), module(half), torch.bfloat16):
-        return "treats rows of half precision in a way of its own"
-    return made
-
-
-def _activation(module: nn.Module) -> nn.Module | str:
-    kind = _ACTIVATIONS[type(module).__name__]
-    if getattr(module, "approximate", None) == "tanh":
-        kind = "gelu_tanh"
-    made, rows = RowActivation(kind), _probe(256, torch.float32, None)
-    return made if _agree(made(rows), module(rows), torch.float32) else f"computes something else than our {kind}"
 
 
 def _router(module: Any) -> str:
@@ -245,20 +187,6 @@ def _router(module: Any) -> str:
 
 def _as_tuple(outs: Any) -> tuple[Any, ...]:
     return outs if isinstance(outs, tuple) else (outs,)
-
-
-def _probe(dim: int, dtype: torch.dtype, like: object) -> Tensor:
-    """Random rows, the same at every call with equal arguments."""
-    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
-    generator = torch.Generator().manual_seed(dim)
-    return torch.randn(_PROBE_ROWS, dim, generator=generator).mul_(2.0).to(device=device, dtype=dtype)
-
-
-def _agree(have: Tensor, want: object, dtype: torch.dtype) -> bool:
-    if not isinstance(want, Tensor) or want.shape != have.shape or want.dtype != have.dtype:
-        return False
-    step = torch.finfo(dtype).eps
-    return torch.allclose(have.float(), want.float(), rtol=4 * step, atol=4 * step)
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
