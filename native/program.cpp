@@ -237,6 +237,7 @@ void bind(Program& program, int64_t group, uintptr_t data, int64_t count, int64_
 }  // namespace
 
 void register_program(nb::module_& m) {
+  nb::set_leak_warnings(false);  // a program that a module's variable holds lives until the process ends
   nb::class_<Program>(m, "Program").def("bind", &bind).def("run", &run);
   m.def("build_program", &build);
 }

@@ -85,6 +85,17 @@ def test_what_depends_on_positions_alone_is_a_table_of_all_positions() -> None:
     assert torch.equal(tables[0], _ANGLES.cos())
 
 
+def test_a_table_that_many_layers_read_exists_once() -> None:
+    def run(tokens: Tensor, positions: Tensor) -> Tensor:
+        x, cos = _embedded(tokens).view(1, -1, 2, 8), _ANGLES[positions][..., :8].cos()
+        for _ in range(3):
+            x = x + cos.unsqueeze(2)
+        return x.reshape(1, -1, _WIDTH)
+
+    tables = [source.tensor for source in _lowered(run).sources if source.kind == Kind.TABLE]
+    assert len({table.data_ptr() for table in tables if table is not None}) == 1
+
+
 def test_what_nothing_needs_is_left_out() -> None:
     def run(tokens: Tensor, _positions: Tensor) -> Tensor:
         x = _embedded(tokens)

@@ -174,6 +174,25 @@ def test_rows_have_the_same_bits_in_pieces_and_on_any_number_of_threads() -> Non
             assert torch.equal(pages[0][page][filled], again[0][other][filled])
 
 
+def test_a_program_may_be_built_in_inference_mode() -> None:
+    setting = _setting(_config("llama"))
+    own, theirs = setting.pages(), setting.pages()
+    with torch.inference_mode():
+        program = setting.program(own)
+    assert _run(program, _PREFILL, 1).tobytes() == _eager(setting, theirs, _PREFILL).tobytes()
+
+
+def test_weights_that_are_replaced_in_place_are_used_from_then_on() -> None:
+    setting = _setting(_config("llama"))
+    program = setting.program(setting.pages())
+    before = _run(program, _PREFILL, 1)
+    layer = setting.model.model.layers[1].mlp.down_proj
+    layer.load(layer.unpacked() * 2)
+    after = _run(program, _PREFILL, 1)
+    assert after.tobytes() != before.tobytes()
+    assert after.tobytes() == _eager(setting, setting.pages(), _PREFILL).tobytes()
+
+
 def test_more_rows_than_a_block_of_the_tail_may_be_wanted() -> None:
     setting = _setting(_config("llama"))
     built = build_program(

@@ -65,3 +65,5 @@ class Numerics:
                 )  # fmt: skip
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
             yield wanted
+        if wanted != self.threads:
+            torch.set_num_threads(self.threads)

@@ -59,12 +59,11 @@ def _rms_norm(module: Any) -> nn.Module | str:
             found.append((int((out != expected).sum()), offset, rounds_once))
     if not found:
         return "computes something else than our root-mean-square norms"
-    _, offset, rounds_once = min(found)
-    made = RowRMSNorm(weight, epsilon, offset=offset, rounds_once=rounds_once)
-    half = rows.to(torch.bfloat16)
-    if weight.dtype == torch.float32 and not _agree(made(half), module(half), torch.bfloat16):
-        return "treats rows of half precision in a way of its own"
-    return made
+    made = [RowRMSNorm(weight, epsilon, offset=offset, rounds_once=once) for _, offset, once in sorted(found)]
+    if weight.dtype == torch.float32:  # rows of half precision tell apart what rows of float32 do not
+        half = rows.to(torch.bfloat16)
+        made = [each for each in made if _agree(each(half), module(half), torch.bfloat16)]
+    return made[0] if made else "treats rows of half precision in a way of its own"
 
 
 def _activation(module: nn.Module) -> nn.Module | str:

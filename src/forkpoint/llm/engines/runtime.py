@@ -6,6 +6,7 @@ only when all layers have run.
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from forkpoint.llm.engines.identity import machine_record, state_record
 from forkpoint.llm.engines.inspection import context_limit, find_groups, learned_positions
 from forkpoint.llm.engines.numerics import Numerics
 from forkpoint.llm.engines.replacement import Replacements, replace_modules
-from forkpoint.llm.engines.selftest import Findings, measure
+from forkpoint.llm.engines.selftest import Findings, FindingsCache, measure
 from forkpoint.llm.engines.sources import LoadedModel
 from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weights_changed
 from forkpoint.llm.kernels.native import instruction_set
@@ -72,7 +73,13 @@ class TransformersRuntime:
     """A model, its pages, its plan and its identity. Lives as long as anything refers to it."""
 
     def __init__(
-        self, loaded: LoadedModel, *, parameters: ObjectId, max_context: int, residency: Residency = Residency()
+        self,
+        loaded: LoadedModel,
+        *,
+        parameters: ObjectId,
+        max_context: int,
+        known: FindingsCache,
+        residency: Residency = Residency(),
     ) -> None:
         model = loaded.model
         self.name = loaded.name
@@ -98,9 +105,10 @@ class TransformersRuntime:
         self.residency = residency
         self._is_invariant = False
         self.plan = DecodePlan(self._build_executor, lanes=residency.lanes, policy=residency.plan)
-        self.findings: Findings = measure(self, room)
+        state, machine = state_record(model, self.codec, self.groups, parameters), self._machine()
+        self.findings = self._measured(known, {"machine": machine, "node": platform.node(), "state": state}, room)
         self._is_invariant = self.findings.is_invariant
-        self.fingerprint = self._fingerprint(state_record(model, self.codec, self.groups, parameters))
+        self.fingerprint = self._fingerprint(state, machine)
         self.exactness = Exactness(claim=self.findings.claim, reasons=self.findings.reasons)
 
     @property
@@ -252,7 +260,7 @@ class TransformersRuntime:
     def _build_executor(self) -> tuple[Executor, Refusal | None]:
         if not self.residency.native:
             return self._eager(), Refusal(code="asked", operation="", why="it was loaded to run through transformers")
-        with torch.inference_mode():
+        with torch.no_grad():
             built = build_program(
                 self._model,
                 self.groups,
@@ -270,13 +278,27 @@ class TransformersRuntime:
         if state.length + num_tokens > self.max_context:
             raise beyond_context(state.length + num_tokens, self.max_context)
 
-    def _fingerprint(self, state: Record) -> Fingerprint:
-        execution: Record = {
+    def _measured(self, known: FindingsCache, key: Record, max_tokens: int) -> Findings:
+        found = known.find(key)
+        if found is None:
+            found = measure(self, max_tokens)
+            known.put(key, found)
+        return found
+
+    def _machine(self) -> Record:
+        """The part of the execution identity that is known before anything ran."""
+        return {
             **machine_record(self._model.device),
             "context": self.max_context if self.rolls_over else None,
             "end_tokens": sorted(self.codec.end_tokens),
             "executor": self.plan.executor,
             "kernels": instruction_set(),
+            "settings": self._numerics.to_record(with_threads=True),
+        }
+
+    def _fingerprint(self, state: Record, machine: Record) -> Fingerprint:
+        execution: Record = {
+            **machine,
             "probe": self.findings.probe,
             "rows": {"piece": None if self._is_invariant else _PIECE_ROWS},
             "settings": self._numerics.to_record(with_threads=not self.findings.are_threads_alike),

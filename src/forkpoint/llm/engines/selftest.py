@@ -6,15 +6,21 @@ give the bits of the probe, results do not depend on how, beside what and on how
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, Protocol, final
 
-from forkpoint.ids import ObjectId, digest_of
+from forkpoint.errors import Error
+from forkpoint.ids import ObjectId, digest_of, parse_object_id
 from forkpoint.llm.engines.base import Logits
 from forkpoint.llm.resident.base import GroupSpec, State, Strategy
 from forkpoint.llm.resident.plan import DecodePlan
+from forkpoint.state.canonical import Record, canonical_bytes
 from forkpoint.state.prefix import CHUNK_TOKENS
 
 _PROMPT_TOKENS: Final = CHUNK_TOKENS + 8
@@ -52,7 +58,7 @@ class Findings:
         repeats: the fixed run gave the same bits twice.
         differing: which other ways of computing the same tokens gave other bits, in words.
         are_threads_alike: one and two threads give the same bits.
-        elapsed_ms: how long measuring took.
+        elapsed_ms: how long measuring took; 0 where it was known from an earlier load.
     """
 
     probe: ObjectId
@@ -87,6 +93,42 @@ class Findings:
             "the same tokens gave the same keys, values and logits at once, in pieces, one by one, beside others"
             + (" and on one and two threads" if self.are_threads_alike else ""),
         )
+
+
+@final
+class FindingsCache:
+    """Findings by everything that decides them, so that the next load of the same model on the same machine need not measure again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: Record) -> Findings | None:
+        """What was found under a key, or None; a file that cannot be read is as good as none."""
+        try:
+            stored = json.loads(self._path(key).read_text())
+            return Findings(
+                probe=parse_object_id(stored["probe"]),
+                repeats=bool(stored["repeats"]),
+                differing=tuple(map(str, stored["differing"])),
+                are_threads_alike=bool(stored["are_threads_alike"]),
+                elapsed_ms=0.0,
+            )
+        except (OSError, ValueError, KeyError, TypeError, Error):
+            return None
+
+    def put(self, key: Record, findings: Findings) -> None:
+        """Remember findings. A cache that cannot be written costs time, not correctness."""
+        stored = {name: getattr(findings, name) for name in ("probe", "repeats", "differing", "are_threads_alike")}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
+                json.dump(stored, file)
+            os.replace(file.name, self._path(key))  # noqa: PTH105
+        except OSError:
+            return
+
+    def _path(self, key: Record) -> Path:
+        return self._folder / digest_of([canonical_bytes(key)]).removeprefix("b3:")
 
 
 def measure(passes: Passes, max_tokens: int) -> Findings:

@@ -23,6 +23,7 @@ from forkpoint.llm.engines.doctor import EngineReport, describe
 from forkpoint.llm.engines.inspection import context_limit
 from forkpoint.llm.engines.rows import ATTENTION
 from forkpoint.llm.engines.runtime import Residency, TransformersRuntime
+from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
 from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity, replace_parameters
 from forkpoint.llm.generation import Cursor
@@ -50,8 +51,9 @@ class TransformersEngine:
     Use from several threads is safe; forward passes take turns.
     """
 
-    def __init__(self, runtime: TransformersRuntime, loaded: LoadedModel) -> None:
+    def __init__(self, runtime: TransformersRuntime, loaded: LoadedModel, known: FindingsCache) -> None:
         self._runtime: TransformersRuntime | None = runtime
+        self._known = known
         self._loaded: LoadedModel | None = loaded
 
     @classmethod
@@ -104,7 +106,8 @@ class TransformersEngine:
         )
         digest = _parameters_digest(loaded, dtype, folder, note)
         note("preparing the model")
-        return cls(_runtime(loaded, digest, max_context, residency), loaded)
+        known = FindingsCache(folder / "selftests")
+        return cls(_runtime(loaded, digest, max_context, residency, known), loaded, known)
 
     def __enter__(self) -> TransformersEngine:
         return self
@@ -298,7 +301,9 @@ class TransformersEngine:
                     alive=alive,
                 )
             replace_parameters(loaded.model, parameters)
-        self._runtime = _runtime(loaded, digest_parameters(loaded.model), runtime.max_context, runtime.residency)
+        self._runtime = _runtime(
+            loaded, digest_parameters(loaded.model), runtime.max_context, runtime.residency, self._known
+        )
 
     def close(self) -> None:
         """End the handle; idempotent. Memory goes when the last continuation does."""
@@ -401,14 +406,16 @@ class TransformersEngine:
 
 
 def _runtime(
-    loaded: LoadedModel, parameters: ObjectId, max_context: int | None, residency: Residency
+    loaded: LoadedModel, parameters: ObjectId, max_context: int | None, residency: Residency, known: FindingsCache
 ) -> TransformersRuntime:
     limit = context_limit(loaded.model)
     if max_context is not None and not 2 <= max_context <= limit:
         raise InvalidInput(
             f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
         )
-    return TransformersRuntime(loaded, parameters=parameters, max_context=max_context or limit, residency=residency)
+    return TransformersRuntime(
+        loaded, parameters=parameters, max_context=max_context or limit, known=known, residency=residency
+    )
 
 
 def _page_size(cache: str, page_tokens: int) -> PageSize:

@@ -19,11 +19,13 @@ class RowRMSNorm(nn.Module):
         self.variance_epsilon = self.eps = epsilon
         self.offset = offset
         self.rounds_once = rounds_once
+        self.returns_float32 = False
 
     def forward(self, x: Tensor) -> Tensor:
         """``[... dim]`` to the same. A weight that is kept in float32 beside rows of half precision multiplies before they are rounded."""
         if x.dtype != self.weight.dtype:
-            return rms_norm(x.to(self.weight.dtype), self.weight, self.eps, self.offset, self.rounds_once).to(x.dtype)
+            out = rms_norm(x.to(self.weight.dtype), self.weight, self.eps, self.offset, self.rounds_once)
+            return out if self.returns_float32 else out.to(x.dtype)
         return rms_norm(x, self.weight, self.eps, self.offset, self.rounds_once)
 
 
