@@ -62,7 +62,10 @@ def _rms_norm(module: Any) -> nn.Module | str:
     made = [RowRMSNorm(weight, epsilon, offset=offset, rounds_once=once) for _, offset, once in sorted(found)]
     if weight.dtype == torch.float32:  # rows of half precision tell apart what rows of float32 do not
         half = rows.to(torch.bfloat16)
-        made = [each for each in made if _agree(each(half), module(half), torch.bfloat16)]
+        wanted = module(half)
+        for each in made:
+            each.returns_float32 = wanted.dtype == torch.float32
+        made = [each for each in made if _agree(each(half), wanted, torch.bfloat16)]
     return made[0] if made else "treats rows of half precision in a way of its own"
 
 
