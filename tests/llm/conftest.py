@@ -36,8 +36,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="session")
 def engines(folders: Folders, model_cache: Path) -> Engines:
-    """A shared engine of an architecture and dtype, whose weights are not to be changed."""
-    return cache(lambda name="llama", dtype="float32": load(folders(name), model_cache, dtype=dtype))
+    """A shared engine of an architecture and dtype, whose weights are not to be changed; as a native program if it can be."""
+    return cache(
+        lambda name="llama", dtype="float32", native=True: load(folders(name), model_cache, dtype=dtype, native=native)
+    )
 
 
 @pytest.fixture

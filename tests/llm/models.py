@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from forkpoint.llm import TransformersEngine
 from forkpoint.llm.engines.base import Logits
-from forkpoint.llm.engines.runtime import TransformersRuntime
+from forkpoint.llm.engines.runtime import MIN_EAGER_ROWS, TransformersRuntime
 from forkpoint.repo.repository import Repository
 
 VOCABULARY: Final = 320
@@ -167,6 +168,17 @@ def same_bits(left: Logits, right: Logits) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
+def held(engine: TransformersEngine) -> dict[str, int]:
+    """What is resident: statistics without those that only ever count up with passes."""
+    counters = ("passes_served", "rows_served", "plans_built")
+    return {name: count for name, count in engine.stats().items() if name not in counters}
+
+
+def min_rows(engine: TransformersEngine) -> int:
+    """Rows of the smallest pass."""
+    return 1 if engine.report().executor == "program" else MIN_EAGER_ROWS
+
+
 def chunk_files(repository: Repository) -> list[Path]:
     """The chunk files of a repository in a folder."""
     assert repository.folder is not None
@@ -174,18 +186,24 @@ def chunk_files(repository: Repository) -> list[Path]:
 
 
 @contextlib.contextmanager
+def served_by(engine: TransformersEngine, serve: Callable[..., Logits]) -> Iterator[None]:
+    """Passes are served by ``serve(plan_run, step, output_rows, threads=...)`` while the block runs."""
+    plan = runtime_of(engine).plan
+    plan.run = functools.partial(serve, plan.run)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del plan.run
+
+
+@contextlib.contextmanager
 def counted_rows(engine: TransformersEngine) -> Iterator[list[int]]:
     """Counts rows that the model's plan serves; one item a forward pass, padding included."""
     rows: list[int] = []
-    plan = runtime_of(engine).plan
-    serve = plan.run
 
-    def run(step: Any, output_rows: Any, *, threads: int) -> Logits:
+    def count(serve: Callable[..., Logits], step: Any, output_rows: Any, *, threads: int) -> Logits:
         rows.append(step.num_rows)
         return serve(step, output_rows, threads=threads)
 
-    plan.run = run  # type: ignore[method-assign]
-    try:
+    with served_by(engine, count):
         yield rows
-    finally:
-        del plan.run

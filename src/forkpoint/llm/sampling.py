@@ -57,6 +57,9 @@ _BIAS_LIMIT: Final = 100.0
 _BLOCK: Final = 16_384
 """Logits summed at once; part of the definition of a logprob's last bit."""
 
+_FIRST_SORTED: Final = 256
+"""Candidates that are sorted at first to find a nucleus."""
+
 _COUNTS: Final[dict[str, int]] = {"top_k": 2**31, "seed": _WORD, "stream": _WORD}
 """Half-open upper bound of every integer field; the lower bound is 0."""
 
@@ -398,9 +401,20 @@ def _draw(scores: Scores, sampling: Sampling, position: int) -> int:
 
 
 def _nucleus_size(scores: Scores, best: np.float64, sampling: Sampling) -> int:
-    """How many of the best tokens it takes to reach ``top_p`` of the probability of ``scores``."""
+    """How many of the best tokens it takes to reach ``top_p`` of the probability of ``scores``.
+
+    Only as many of them are sorted as are needed: the sum of all is taken in the order of ids.
+    """
+    wanted = sampling.top_p * float(_weights(scores, best, sampling.temperature).sum())
+    count = _FIRST_SORTED
+    while count < scores.size:
+        largest = np.sort(np.partition(scores, scores.size - count)[scores.size - count :])[::-1]
+        cumulative = np.cumsum(_weights(largest, best, sampling.temperature))
+        if cumulative[-1] >= wanted:
+            return int(np.searchsorted(cumulative, wanted, side="left")) + 1
+        count *= 16
     cumulative = np.cumsum(_weights(np.sort(scores)[::-1], best, sampling.temperature))
-    return int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1], side="left")) + 1
+    return min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, scores.size)
 
 
 def _weights(scores: Scores, best: np.float64, temperature: float) -> Scores:
