@@ -25,6 +25,9 @@ from torch import nn
 
 from forkpoint.errors import CapacityExceeded, Conflict, Incompatible, InvalidInput
 from forkpoint.llm import Continuation, TransformersEngine
+from forkpoint.llm.engines.plain import plain_parameters
+from forkpoint.llm.engines.weights import replace_parameters
+from forkpoint.llm.kernels.linear import PackedLinear
 from forkpoint.repo.repository import Repository
 
 pytestmark = pytest.mark.model
@@ -96,11 +99,14 @@ def test_what_ends_a_generation_is_part_of_the_execution_identity(
 def test_a_restore_across_an_execution_difference_stays_noted_in_all_that_follows(
     folder: Path, model_cache: Path, repo: Repository
 ) -> None:
-    load(folder, model_cache, threads=2).start(TOKENS[:40]).commit(repo, "main")
-    engine = load(folder, model_cache, threads=1)
+    load(folder, model_cache, native=False).start(TOKENS[:40]).commit(repo, "main")
+    engine = load(folder, model_cache)
+    with pytest.raises(Incompatible) as refused:
+        engine.checkout(repo, "main")
+    assert (refused.value.code, refused.value.data["field"]) == ("incompatible.execution_identity", "executor")
     value = engine.checkout(repo, "main", allow_execution_difference=True).extend(TOKENS[40:50])
     assert value.receipt.claim == "bytes"
-    assert "threads" in value.receipt.notes[0]
+    assert "executor" in value.receipt.notes[0]
     value.commit(repo, "main")
     again = engine.checkout(repo, "main")
     assert (again.receipt.claim, again.receipt.notes) == ("bytes", value.receipt.notes)
@@ -223,9 +229,34 @@ def test_what_changes_no_state_is_not_in_its_identity(
 # -- weights that change in memory ------------------------------------------------------------------------------------
 
 
+def dense_layer(model: nn.Module) -> PackedLinear:
+    layer = model.model.layers[1].mlp.up_proj  # type: ignore[union-attr, index]
+    assert isinstance(layer, PackedLinear)
+    return layer
+
+
+def change_packed_weights(model: nn.Module) -> None:
+    dense_layer(model).packed.mul_(1.01)
+
+
+def pack_other_weights(model: nn.Module) -> None:
+    layer = dense_layer(model)
+    layer.load(layer.unpacked() * 1.01)
+
+
+def replace_packed_weights(model: nn.Module) -> None:
+    layer = dense_layer(model)
+    layer.packed = layer.packed * 1.01
+
+
+def swap_packed_storage(model: nn.Module) -> None:
+    packed = dense_layer(model).packed
+    packed.data = packed.data * 1.01
+
+
 def add_in_place(model: nn.Module) -> None:
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.add_(0.01)
+        model.model.layers[1].input_layernorm.weight.add_(0.01)
 
 
 def load_state_dict(model: nn.Module) -> None:
@@ -233,9 +264,13 @@ def load_state_dict(model: nn.Module) -> None:
     model.load_state_dict(state)
 
 
+def replace_by_name(model: nn.Module) -> None:
+    replace_parameters(model, {"model.layers.1.mlp.up_proj.weight": dense_layer(model).unpacked() * 1.01})
+
+
 def replace_parameter(model: nn.Module) -> None:
-    layer = model.model.layers[1].mlp.up_proj
-    layer.weight = nn.Parameter(layer.weight * 1.01)
+    norm = model.model.layers[1].input_layernorm
+    norm.weight = nn.Parameter(norm.weight * 1.01)
 
 
 def attach_module(model: nn.Module) -> None:
@@ -244,6 +279,10 @@ def attach_module(model: nn.Module) -> None:
 
 def attach_parameter(model: nn.Module) -> None:
     model.model.layers[0].mlp.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+
+
+def attach_bias(model: nn.Module) -> None:
+    dense_layer(model).bias = nn.Parameter(torch.zeros(96))
 
 
 def replace_module(model: nn.Module) -> None:
@@ -260,16 +299,22 @@ def change_buffer(model: nn.Module) -> None:
 
 
 def swap_storage(model: nn.Module) -> None:
-    weight = model.model.layers[1].mlp.up_proj.weight
+    weight = model.model.layers[1].input_layernorm.weight
     weight.data = weight.data * 1.01
 
 
 CHANGES = [
+    change_packed_weights,
+    pack_other_weights,
+    replace_packed_weights,
+    swap_packed_storage,
     add_in_place,
     load_state_dict,
+    replace_by_name,
     replace_parameter,
     attach_module,
     attach_parameter,
+    attach_bias,
     replace_module,
     remove_module,
     change_buffer,
@@ -294,6 +339,8 @@ def test_a_change_of_the_weights_ends_every_use_of_what_they_computed(
         lambda: value.score([[3]]),
         lambda: value.snapshot(),
         lambda: value.commit(repo, "main"),
+        lambda: value.generate_many([[3], [4]], 1),
+        lambda: engine.generate_many([value, value], 1),
         lambda: engine.start([3, 4, 5]),
         lambda: engine.checkout(repo, "before"),
         lambda: session.step(4),
@@ -306,18 +353,27 @@ def test_a_change_of_the_weights_ends_every_use_of_what_they_computed(
     assert_nothing_advertised(repo)
 
 
+def dense_tensor(model: nn.Module) -> torch.Tensor:
+    return dense_layer(model).packed
+
+
+def norm_tensor(model: nn.Module) -> torch.Tensor:
+    return model.model.layers[1].input_layernorm.weight  # type: ignore[no-any-return, union-attr, index]
+
+
 @pytest.mark.parametrize("write", ["data", "numpy"])
+@pytest.mark.parametrize("tensor", [dense_tensor, norm_tensor])
 def test_a_write_past_the_version_counters_is_found_at_commit(
-    folder: Path, model_cache: Path, repo: Repository, write: str
+    folder: Path, model_cache: Path, repo: Repository, write: str, tensor: Callable[[nn.Module], torch.Tensor]
 ) -> None:
     engine = load(folder, model_cache)
     engine.start(some_tokens(30)).commit(repo, "before")
     value = engine.start(TOKENS)
-    weight = model_of(engine).model.layers[1].mlp.up_proj.weight
+    weight = tensor(model_of(engine))
     if write == "data":
         weight.data.add_(0.01)
     else:
-        weight.detach().numpy()[0, 0] += 0.5
+        weight.detach().numpy().reshape(-1)[0] += 0.5
     for target in (value, value.extend([3])):
         with pytest.raises(Incompatible) as caught:
             target.commit(repo, "main")
@@ -338,7 +394,7 @@ def test_parameters_are_replaced_only_when_nothing_of_the_old_model_is_alive(
 ) -> None:
     engine = load(folder, model_cache)
     old, name = engine.fingerprint, "model.layers.1.mlp.up_proj.weight"
-    weight = dict(model_of(engine).named_parameters())[name].clone()
+    weight = dict(plain_parameters(model_of(engine)))[name].clone()
     value: Continuation | None = engine.start(TOKENS)
     expected = value.logits()  # type: ignore[union-attr]
     value.commit(repo, "main")  # type: ignore[union-attr]
@@ -372,15 +428,48 @@ def test_a_live_session_too_keeps_the_parameters(folder: Path, model_cache: Path
 def test_parameters_that_do_not_fit_are_refused_whole(folder: Path, model_cache: Path) -> None:
     engine = load(folder, model_cache)
     good = "model.layers.0.mlp.up_proj.weight"
-    tensor = dict(model_of(engine).named_parameters())[good]
-    before = (engine.fingerprint, tensor.clone())
-    for bad in ({"nowhere": torch.zeros(3)}, {"model.norm.weight": torch.zeros(3)}):
+    tensor = dict(plain_parameters(model_of(engine)))[good]
+    before = engine.fingerprint
+    expected = engine.start(TOKENS[:20]).logits()
+    for bad in (
+        {"nowhere": torch.zeros(3)},
+        {"model.norm.weight": torch.zeros(3)},
+        {"model.layers.1.mlp.up_proj.weight": torch.zeros(64, 96)},
+        {"model.layers.1.mlp.up_proj.packed": torch.zeros(96, 64)},
+    ):
         with pytest.raises(InvalidInput) as caught:
             engine.load_parameters({good: tensor * 2, **bad})
         assert caught.value.code == "invalid_input.parameters"
-    assert torch.equal(tensor, before[1])
-    assert engine.fingerprint == before[0]
-    engine.start([3, 4, 5])
+    assert torch.equal(dict(plain_parameters(model_of(engine)))[good], tensor)
+    assert engine.fingerprint == before
+    assert same_bits(engine.start(TOKENS[:20]).logits(), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
+@pytest.mark.parametrize("native", [True, False])
+def test_every_parameter_that_is_replaced_reaches_the_next_pass(
+    folders: Callable[[str], Path], model_cache: Path, name: str, native: bool
+) -> None:
+    """Tied and transposed weights, biases, tables, experts: what a load of the changed files gives."""
+    engine = load(folders(name), model_cache, native=native)
+    plain = {each: tensor.clone() for each, tensor in plain_parameters(model_of(engine))}
+    before = engine.fingerprint
+    expected = engine.start(TOKENS[:20]).logits()
+    changed = {each: tensor * 1.25 for each, tensor in plain.items() if "inv_freq" not in each}
+    for each, tensor in changed.items():
+        engine.load_parameters({each: tensor})
+        assert not same_bits(engine.start(TOKENS[:20]).logits(), expected), each
+        engine.load_parameters({each: plain[each]})
+        assert same_bits(engine.start(TOKENS[:20]).logits(), expected), each
+    assert engine.fingerprint == before
+
+
+def test_names_and_digest_of_parameters_are_those_before_modules_were_replaced(folder: Path, model_cache: Path) -> None:
+    engine = load(folder, model_cache)
+    stored = load_file(folder / "model.safetensors")
+    plain = dict(plain_parameters(model_of(engine)))
+    assert set(stored) <= set(plain)
+    assert all(torch.equal(plain[name], tensor) for name, tensor in stored.items())
 
 
 # -- the handle -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Final
 from forkpoint.errors import Corrupt, Error, Incompatible
 from forkpoint.llm.capture import chunk_slab, tokens_slab
 from forkpoint.llm.engines.base import PrefillProgress, Runtime, no_progress
-from forkpoint.llm.resident.base import Fetch, GroupSpec, Restoration, State
+from forkpoint.llm.resident.base import Fetch, GroupSpec, Restoration, State, beyond_context
 from forkpoint.state.chunk import Chunk
 from forkpoint.state.fingerprint import check_execution, check_state, differences
 from forkpoint.state.manifest import ChunkRef, Group, Manifest
@@ -85,6 +85,8 @@ def restore_groups(
             tokens; or what ``fetch`` raises. No state exists then.
     """
     _check_groups(runtime, groups, length)
+    if length > runtime.max_context:  # memory may hold more than the continuations of this runtime may have
+        raise beyond_context(length, runtime.max_context)
     restoration = runtime.strategy.restore(length, fetch if is_lasting else None)
     work = [(index, spec, ref) for index, spec in enumerate(runtime.groups) for ref in groups[index].chunks]
     pieces: dict[tuple[int, int], bytes] = {}

@@ -16,8 +16,9 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from forkpoint.errors import InvalidInput
+from forkpoint.errors import CapacityExceeded, InvalidInput
 from forkpoint.ids import ObjectId
 from forkpoint.llm.engines.base import Exactness, Logits, PrefillProgress, TextCodec, no_progress
 from forkpoint.llm.engines.codec import TransformersCodec
@@ -104,7 +105,7 @@ class TransformersRuntime:
         self._watch = WeightsWatch(model)
         self.residency = residency
         self._is_invariant = False
-        self.plan = DecodePlan(self._build_executor, lanes=residency.lanes, policy=residency.plan)
+        self.plan = DecodePlan(self._build_executor, self.strategy.pages, lanes=residency.lanes, policy=residency.plan)
         state, machine = state_record(model, self.codec, self.groups, parameters), self._machine()
         self.findings = self._measured(known, {"machine": machine, "node": platform.node(), "state": state}, room)
         self._is_invariant = self.findings.is_invariant
@@ -254,25 +255,32 @@ class TransformersRuntime:
         return lay_out(list(zip(tokens, reservations, strict=True)), min_rows=min_rows)
 
     def _serve(self, step: Step, output_rows: NDArray[np.int64], threads: int | None) -> Logits:
+        refusal = self.plan.find_refusal(step, self.strategy.pages)
+        if refusal is not None and (refusal.code != "pages" or self.plan.rebind(self.strategy.pages) is not None):
+            raise CapacityExceeded(
+                f"the decode plan cannot serve this: {refusal.why}", code="plan", reason=refusal.code
+            )
         with self._numerics.held(self._model.device, threads=threads) as num_threads:
             return self.plan.run(step, output_rows, threads=num_threads)
 
-    def _build_executor(self) -> tuple[Executor, Refusal | None]:
+    def _build_executor(self, pages: Sequence[Tensor]) -> tuple[Executor, Refusal | None]:
         if not self.residency.native:
-            return self._eager(), Refusal(code="asked", operation="", why="it was loaded to run through transformers")
+            return self._eager(pages), Refusal(
+                code="asked", operation="", why="it was loaded to run through transformers"
+            )
         with torch.no_grad():
             built = build_program(
                 self._model,
                 self.groups,
-                self.strategy.pages,
+                pages,
                 page_tokens=self.strategy.page_size,
                 max_context=self.strategy.max_context,
                 max_rows=MAX_ROWS,
             )
-        return (ProgramExecutor(built), None) if isinstance(built, Program) else (self._eager(), built)
+        return (ProgramExecutor(built), None) if isinstance(built, Program) else (self._eager(pages), built)
 
-    def _eager(self) -> EagerExecutor:
-        return EagerExecutor(self._model, self.groups, self.strategy.pages)
+    def _eager(self, pages: Sequence[Tensor]) -> EagerExecutor:
+        return EagerExecutor(self._model, self.groups, pages)
 
     def _check_room(self, state: State, num_tokens: int) -> None:
         if state.length + num_tokens > self.max_context:

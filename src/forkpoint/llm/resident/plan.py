@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forkpoint.errors import InvalidInput
+from forkpoint.errors import Corrupt, InvalidInput
 from forkpoint.llm.resident.program import Program
 from forkpoint.llm.resident.routes import Step
 from forkpoint.llm.resident.tracing import Refusal
@@ -63,9 +63,10 @@ class ProgramExecutor:
 
 @final
 class DecodePlan:
-    """Passes of at most ``lanes`` decoding lanes and ``max_rows`` rows over one model's pages. One pass at a time.
+    """Passes of at most ``max_rows`` rows over one model's pages. One pass at a time.
 
     Attributes:
+        lanes: continuations that a loop should decode in one step.
         refusal: why the model runs through transformers instead of a native program; None where it does not.
         num_built: how often an executor was built.
         num_served, num_rows: passes served, and rows in them, padding included.
@@ -73,7 +74,8 @@ class DecodePlan:
 
     def __init__(
         self,
-        build: Callable[[], tuple[Executor, Refusal | None]],
+        build: Callable[[Sequence[Tensor]], tuple[Executor, Refusal | None]],
+        pages: Sequence[Tensor],
         *,
         lanes: int = DEFAULT_LANES,
         max_rows: int = MAX_ROWS,
@@ -86,6 +88,7 @@ class DecodePlan:
         self.lanes = lanes
         self.max_rows = max_rows
         self._build = build
+        self._pages = tuple(pages)
         self._policy = policy
         self.num_built = 0
         self.num_served = 0
@@ -104,28 +107,38 @@ class DecodePlan:
         """Passes that needed no building."""
         return max(0, self.num_served - self.num_built) if self._policy == "replan" else self.num_served
 
-    def find_refusal(self, step: Step, num_lanes: int) -> Refusal | None:
-        """Why this step cannot be served, or None."""
-        if num_lanes > self.lanes:
-            return _refusal("capacity", f"{num_lanes} lanes where the plan was built for {self.lanes}")
+    def find_refusal(self, step: Step, pages: Sequence[Tensor]) -> Refusal | None:
+        """Why a step over these pages cannot be served as things are, or None. ``pages`` can be mended by ``rebind``."""
         if step.num_rows > self.max_rows:
-            return _refusal("rows", f"{step.num_rows} rows where the plan was built for {self.max_rows}")
+            return _refusal("capacity", f"{step.num_rows} rows where the plan was built for {self.max_rows}")
+        if any(mine.data_ptr() != given.data_ptr() for mine, given in zip(self._pages, pages, strict=True)):
+            return _refusal("pages", "the pages lie elsewhere than those the plan is bound to")
         return None
 
     def run(self, step: Step, output_rows: NDArray[np.int64], *, threads: int) -> Logits:
-        """Serve a step that ``find_refusal`` has nothing against."""
+        """Serve a step that ``find_refusal`` has nothing against.
+
+        Raises:
+            Corrupt: ``corrupt.logits`` when a logit is not a number: the pass must not be kept.
+        """
         if self._policy == "replan" and self.num_served:
             self._rebuild()
         self.num_served += 1
         self.num_rows += step.num_rows
-        return self._executor.run(step, output_rows, threads=threads)
+        logits = self._executor.run(step, output_rows, threads=threads)
+        if np.isnan(logits.sum()) and np.isnan(logits).any():
+            raise Corrupt("the model gave logits that are not numbers; check its weights and its dtype", code="logits")
+        return logits
 
     def rebind(self, pages: Sequence[Tensor]) -> Refusal | None:
-        """Serve from another allocation of pages from now on, or say why not."""
-        return self._executor.rebind(pages)
+        """Serve from another allocation of pages from now on, or say why not; a refusal changes nothing."""
+        refusal = self._executor.rebind(pages)
+        if refusal is None:
+            self._pages = tuple(pages)
+        return refusal
 
     def _rebuild(self) -> None:
-        self._executor, self.refusal = self._build()
+        self._executor, self.refusal = self._build(self._pages)
         self.num_built += 1
 
 
