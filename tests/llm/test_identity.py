@@ -17,6 +17,7 @@ from tests.llm.models import (
     load,
     make_tokenizer,
     model_of,
+    runtime_of,
     same_bits,
     save_model,
     some_tokens,
@@ -25,7 +26,9 @@ from torch import nn
 
 from forkpoint.errors import CapacityExceeded, Conflict, Incompatible, InvalidInput
 from forkpoint.llm import Continuation, TransformersEngine
+from forkpoint.llm.engines import runtime as runtime_module
 from forkpoint.llm.engines.plain import plain_parameters
+from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.weights import replace_parameters
 from forkpoint.llm.kernels.linear import PackedLinear
 from forkpoint.repo.repository import Repository
@@ -448,10 +451,13 @@ def test_parameters_that_do_not_fit_are_refused_whole(folder: Path, model_cache:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 @pytest.mark.parametrize("native", [True, False])
 def test_every_parameter_that_is_replaced_reaches_the_next_pass(
-    folders: Callable[[str], Path], model_cache: Path, name: str, native: bool
+    folders: Callable[[str], Path], model_cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
 ) -> None:
-    """Tied and transposed weights, biases, tables, experts: what a load of the changed files gives."""
+    """Tied and transposed weights, biases, tables, experts. What holds for the model is measured once, to save time."""
     engine = load(folders(name), model_cache, native=native)
+    findings = runtime_of(engine).findings
+    monkeypatch.setattr(runtime_module, "measure", lambda *_: findings)
+    monkeypatch.setattr(FindingsCache, "put", lambda *_: None)
     plain = {each: tensor.clone() for each, tensor in plain_parameters(model_of(engine))}
     before = engine.fingerprint
     expected = engine.start(TOKENS[:20]).logits()
