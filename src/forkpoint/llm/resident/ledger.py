@@ -65,12 +65,14 @@ class PageLedger:
             self._copy(copies, tables)
         return tables
 
-    def stage(self, num_pages: int) -> PageTable:
-        """A reserved table of new pages, to be filled before anybody sees it."""
+    def stage(self, num_tokens: int) -> PageTable:
+        """A reserved table of new pages for so many tokens, all of which are written before anybody sees it."""
+        num_full, rest = divmod(num_tokens, self.pool.page_tokens)
+        num_pages = num_full + (rest > 0)
         with self._lock:
             self._settle()
             self._ensure_free(num_pages)
-            return self._new_table(self.pool.lease(num_pages))
+            return self._new_table(self.pool.lease(num_pages, num_overwritten=num_full))
 
     def keep(self, table: PageTable, stop: int) -> None:
         """End a reservation: tokens ``[0, stop)`` are now those of a state, which is registered by this."""

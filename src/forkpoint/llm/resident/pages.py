@@ -64,11 +64,18 @@ class PagePool:
         """Pages that somebody holds."""
         return self._num_touched - len(self._freed)
 
-    def lease(self, count: int) -> PageNumbers:
-        """``count`` zeroed pages with one reference each. The caller has made sure that so many are free."""
+    def lease(self, count: int, *, num_overwritten: int = 0) -> PageNumbers:
+        """``count`` zeroed pages with one reference each. The caller has made sure that so many are free.
+
+        The first ``num_overwritten`` are not zeroed: the caller writes every byte of them before anybody else can name them, or gives
+        them back.
+        """
         assert count <= self.num_free
-        numbers = [self._take() for _ in range(count)]
-        leased = np.array(numbers, dtype=np.int32)
+        taken = [self._take() for _ in range(count)]
+        for page, was_used in taken[num_overwritten:]:
+            if was_used:
+                self._clear(page)
+        leased = np.array([page for page, _ in taken], dtype=np.int32)
         self.references[leased] = 1
         return leased
 
@@ -118,14 +125,16 @@ class PagePool:
         if int(held.sum()) + self.num_free != self.num_pages:
             raise _damaged(f"{held.sum()} held and {self.num_free} free pages are not {self.num_pages}")
 
-    def _take(self) -> int:
+    def _take(self) -> tuple[int, bool]:
+        """A free page, and whether it may hold something."""
         if self._freed:
-            page = self._freed.pop()
-            for arena in self.arenas:
-                arena.clear(page)
-            return page
+            return self._freed.pop(), True
         self._num_touched += 1
-        return self._num_touched - 1
+        return self._num_touched - 1, False
+
+    def _clear(self, page: int) -> None:
+        for arena in self.arenas:
+            arena.clear(page)
 
     def _collect(self, pages: PageNumbers) -> int:
         freed: list[int] = pages[(self.references[pages] == 0) & (self.pins[pages] == 0)].tolist()

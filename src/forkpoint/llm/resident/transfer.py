@@ -42,7 +42,7 @@ class PagedRestoration(Generic[_State]):
         self._fetch = fetch
         self._make = make
         self._is_open = False
-        self._table = ledger.stage(-(-length // ledger.pool.page_tokens))
+        self._table = ledger.stage(length)
         self._is_open = True
 
     def write_chunk(self, group: int, start: int, chunk: Chunk, ref: ChunkRef) -> None:
@@ -121,7 +121,7 @@ def refill(ledger: PageLedger, table: PageTable, length: int) -> None:
     chunks = ledger.missing_chunks(table, length)
     if not chunks:
         return
-    staged = ledger.stage(len(chunks) * CHUNK_TOKENS // ledger.pool.page_tokens)
+    staged = ledger.stage(len(chunks) * CHUNK_TOKENS)
     try:
         for place, index in enumerate(chunks):
             for group in range(len(ledger.pool.tensors)):
