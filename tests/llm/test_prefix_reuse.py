@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tests.llm.models import chunk_files, counted_rows, same_bits, some_tokens
+from tests.llm.conftest import Folders
+from tests.llm.models import chunk_files, counted_rows, load, same_bits, some_tokens
 
-from forkpoint.llm import TransformersEngine
+from forkpoint.llm import Sampling, TransformersEngine
+from forkpoint.llm.engines import runtime, selftest
+from forkpoint.llm.engines.selftest import Findings, FindingsCache, Passes
 from forkpoint.repo.repository import Repository
 
 pytestmark = pytest.mark.model
 
 TOKENS = some_tokens(1100)
+ENDLESS = Sampling(logit_bias=((1, -100.0),))
+
+
+def without_invariance(folders: Folders, model_cache: Path) -> TransformersEngine:
+    """An engine that found at load that its results depend on how they are computed."""
+
+    def find(passes: Passes, max_tokens: int) -> Findings:
+        return replace(selftest.measure(passes, max_tokens), differing=("in other pieces",))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "measure", find)
+        patch.setattr(FindingsCache, "find", lambda *_: None)
+        patch.setattr(FindingsCache, "put", lambda *_: None)
+        return load(folders("llama"), model_cache)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +46,7 @@ def test_the_longest_stored_prefix_is_restored_and_the_rest_computed(
         warm = engine.start(TOKENS[:length], repository=repo)
     assert (warm.receipt.tokens_restored, warm.receipt.tokens_computed) == (restored, length - 1 - restored)
     assert warm.receipt.chunks_verified == restored // 256
-    assert sum(rows) == sum(max(4, min(256, length - 1 - at)) for at in range(restored, length - 1, 256))
+    assert sum(rows) == length - 1 - restored
     assert warm.id == cold.id
     assert same_bits(warm.logits(), cold.logits())
 
@@ -88,16 +107,57 @@ def test_a_session_that_is_reset_after_a_restore_is_trusted_again(engine: Transf
     assert repo.row(published.manifest_id).is_trusted
 
 
-def test_only_chunks_that_were_prefilled_in_one_piece_are_found_by_a_cold_start(
+def test_every_full_chunk_is_found_by_a_cold_start_however_it_was_computed(
     engine: TransformersEngine, repo: Repository
 ) -> None:
-    engine.start(TOKENS[:300]).generate(300).commit(repo, "decoded")
+    assert engine.exactness.claim == "invariance"
+    session = engine.decode_session()
+    for token in TOKENS[:300]:
+        session.step(token)
+    ways = {
+        "decoded": engine.start(TOKENS[:300], sampling=ENDLESS).generate(300),
+        "stepped": session.continuation(5),
+        "ragged": engine.start(TOKENS[300:400]).extend(TOKENS[400:900]),
+        "together": engine.generate_many([engine.start([7, *TOKENS[:300]]), engine.start(TOKENS[:9])], 250)[0],
+    }
+    for name, value in ways.items():
+        value.commit(repo, name)
+    ways["went on"] = engine.checkout(repo, "ragged").extend(TOKENS[:300])
+    ways["went on"].commit(repo, "ragged")
+    for name, value in ways.items():
+        told, cold = value.tokens, engine.start(value.tokens)
+        warm = engine.start(told, repository=repo)
+        assert warm.receipt.tokens_restored == (len(told) - 1) // 256 * 256, name
+        assert warm.id == cold.id, name
+        assert same_bits(warm.logits(), cold.logits()), name
+
+
+def test_without_invariance_only_chunks_that_were_prefilled_in_one_piece_are_found_by_a_cold_start(
+    folders: Folders, model_cache: Path, repo: Repository
+) -> None:
+    engine = without_invariance(folders, model_cache)
+    engine.start(TOKENS[:300], sampling=ENDLESS).generate(300).commit(repo, "decoded")
     told = engine.checkout(repo, "decoded").tokens
+    assert len(told) == 600
     assert engine.start(told, repository=repo).receipt.tokens_restored == 256
     engine.start(TOKENS[300:400]).extend(TOKENS[400:900]).commit(repo, "ragged")
     assert engine.start(TOKENS[300:900], repository=repo).receipt.tokens_restored == 0
     engine.checkout(repo, "ragged").extend(TOKENS[:300]).commit(repo, "ragged")
     assert engine.start([*TOKENS[300:900], *TOKENS[:300]], repository=repo).receipt.tokens_restored == 0
+
+
+def test_without_invariance_passes_are_of_one_lane_and_pieces_of_one_chunk(folders: Folders, model_cache: Path) -> None:
+    engine = without_invariance(folders, model_cache)
+    assert (engine.exactness.claim, engine.report().lanes) == ("continuation", 1)
+    assert engine.fingerprint.execution["rows"] == {"piece": 256}
+    value = engine.start(TOKENS[:20], sampling=ENDLESS)
+    assert value.receipt.claim == "continuation"
+    with counted_rows(engine) as rows:
+        values = value.generate_many([TOKENS[:300], TOKENS[:3]], 2)
+        value.score([TOKENS[:3], TOKENS[:9]])
+    assert rows == [237, 63, 3, *[1] * 4, 3, 9]
+    alone = [value.extend(TOKENS[:count]).generate(2).id for count in (300, 3)]
+    assert [each.id for each in values] == alone
 
 
 def test_a_warm_start_has_the_bits_of_a_cold_one(engine: TransformersEngine, repo: Repository) -> None:
