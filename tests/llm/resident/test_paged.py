@@ -37,7 +37,7 @@ def test_forks_in_mid_page_hold_what_independent_runs_hold(page_size: PageSize, 
     assert read_state(right) == state_bytes([*prompt, *(2000 + token for token in range(40)), 7, 8, 9])
     assert read_state(again) == state_bytes([*prompt, 3000])
     del parent, right, again
-    assert strategy.num_buffers() == 0
+    assert strategy.num_lineages() == 0
     assert strategy.stats()["pages_free"] == strategy.stats()["pages"]
 
 
@@ -47,7 +47,7 @@ def test_the_longest_state_goes_on_in_place_and_leases_a_page_only_at_its_border
     for token in range(33):
         state = append(state, [token])
         assert strategy.stats()["pages_held"] == 1 + -(-(token + 1) // 16)
-    assert strategy.num_buffers() == 1
+    assert strategy.num_lineages() == 1
 
 
 def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
@@ -70,7 +70,7 @@ def test_a_thousand_forks_that_write_nothing_hold_no_page_and_little_memory() ->
     tracemalloc.stop()
     assert grown < 1000 * 512
     assert strategy.stats()["pages_held"] == held
-    assert strategy.num_buffers() == 1
+    assert strategy.num_lineages() == 1
     del forks
 
 

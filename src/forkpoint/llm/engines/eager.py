@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forkpoint.llm.engines.base import Logits
-from forkpoint.llm.engines.rows import STEP_KEYWORD
 from forkpoint.llm.resident.base import GroupSpec
-from forkpoint.llm.resident.routed import RoutedStep
+from forkpoint.llm.resident.routed import STEP_KEYWORD, RoutedStep
 from forkpoint.llm.resident.routes import Step
 from forkpoint.llm.resident.tracing import Refusal
 
@@ -32,7 +31,7 @@ class EagerExecutor:
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, step: Step, output_rows: NDArray[np.int64], *, threads: int) -> Logits:
-        """Logits ``[len(output_rows) vocabulary]``; without any, only keys and values are appended. ``threads`` is torch's own number."""
+        """Logits of ``output_rows``; without any, only keys and values are appended. ``threads`` is torch's own number."""
         assert threads == torch.get_num_threads()
         device = self._model.device
         ids, positions = (torch.from_numpy(each)[None].to(device) for each in (step.token_ids, step.positions))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+import forkpoint.llm.engines.rows  # noqa: F401 (registers the attention that the model calls)
 from forkpoint.errors import Incompatible
-from forkpoint.llm.engines.rows import STEP_KEYWORD
 from forkpoint.llm.resident.base import AttentionCall, GroupSpec
+from forkpoint.llm.resident.routed import STEP_KEYWORD
 
 _SUPPORTED: Final = (DynamicLayer, DynamicSlidingWindowLayer)
 _ATTENTION_KINDS: Final = {"full_attention", "sliding_attention"}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from forkpoint.llm.resident.base import AttentionCall
+from forkpoint.llm.resident.routed import STEP_KEYWORD
 
 ATTENTION: Final = "forkpoint"
-STEP_KEYWORD: Final = "forkpoint_step"
 _BIASES: Final = ("position_bias", "relative_position_bias", "alibi")
 
 

@@ -293,7 +293,7 @@ class TransformersEngine:
         runtime, loaded = self._open(), self._loaded
         assert loaded is not None
         with runtime.between_passes():
-            alive = runtime.strategy.num_buffers()
+            alive = runtime.strategy.num_lineages()
             if alive:
                 raise Conflict(
                     f"{alive} lineages of continuations of this model are alive; let go of them before changing its weights",

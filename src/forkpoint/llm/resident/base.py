@@ -109,8 +109,8 @@ class State(Protocol):
         """The state of the first ``length`` tokens, sharing memory."""
         ...
 
-    def reserve(self, num_rows: int, *, room: int = 0) -> Reservation:
-        """Begin to append ``num_rows`` tokens; ``room`` says how many more are expected to follow.
+    def reserve(self, num_rows: int) -> Reservation:
+        """Begin to append ``num_rows`` tokens.
 
         Raises:
             CapacityExceeded: ``capacity.context`` beyond the context, ``capacity.pages`` when memory is full.
@@ -212,8 +212,8 @@ class Strategy(Protocol):
         """Bytes of memory that live states hold."""
         ...
 
-    def num_buffers(self) -> int:
-        """Pieces of memory that live states hold; 0 when no continuation of the model is alive."""
+    def num_lineages(self) -> int:
+        """Lines of descent that live states belong to; 0 when no continuation of the model is alive."""
         ...
 
 

@@ -57,8 +57,8 @@ class PagedState:
         self.strategy.ledger.register(self.table, length)
         return PagedState(self.strategy, self.table, length, prefilled)
 
-    def reserve(self, num_rows: int, *, room: int = 0) -> PagedReservation:
-        """See ``PagedStrategy.reserve_many``; pages are leased when they are needed, so ``room`` changes nothing."""
+    def reserve(self, num_rows: int) -> PagedReservation:
+        """See ``PagedStrategy.reserve_many``."""
         return self.strategy.reserve_many([(self, num_rows)])[0]
 
     def reserve_branches(self, lengths: Sequence[int]) -> tuple[PagedBranches, list[PagedReservation]]:
@@ -171,7 +171,7 @@ class PagedStrategy:
         """Bytes of the pages that live states hold."""
         return self.ledger.figures()["pages_held"] * self.ledger.pool.page_bytes
 
-    def num_buffers(self) -> int:
+    def num_lineages(self) -> int:
         """Page tables that live states hold."""
         return self.ledger.figures()["lineages"]
 

@@ -1,6 +1,6 @@
 """The decode plan: what serves every pass of a model, built once and reused; only token ids, positions and page tables change.
 
-It says whether it may serve a step, with a typed reason where it may not, and counts how often it was built and reused.
+It says whether it may serve a step, with a typed reason where it may not, and counts how often it was built and how many passes it served.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Executor(Protocol):
     name: str
 
     def run(self, step: Step, output_rows: NDArray[np.int64], *, threads: int) -> Logits:
-        """Append all rows' keys and values; logits ``[len(output_rows) vocabulary]``."""
+        """Append all rows' keys and values; the logits of ``output_rows``."""
         ...
 
     def rebind(self, pages: Sequence[Tensor]) -> Refusal | None:
@@ -51,10 +51,7 @@ class ProgramExecutor:
 
     def run(self, step: Step, output_rows: NDArray[np.int64], *, threads: int) -> Logits:
         """See ``Executor``."""
-        output = self._program.run(
-            step.token_ids, step.positions, step.routes, step.tables, output_rows, threads=threads
-        )
-        return output.logits
+        return self._program.run(step.token_ids, step.positions, step.routes, step.tables, output_rows, threads=threads)
 
     def rebind(self, pages: Sequence[Tensor]) -> Refusal | None:
         """See ``Executor``."""
@@ -102,11 +99,6 @@ class DecodePlan:
         """``program`` or ``transformers``."""
         return self._executor.name
 
-    @property
-    def num_reused(self) -> int:
-        """Passes that needed no building."""
-        return max(0, self.num_served - self.num_built) if self._policy == "replan" else self.num_served
-
     def find_refusal(self, step: Step, pages: Sequence[Tensor]) -> Refusal | None:
         """Why a step over these pages cannot be served as things are, or None. ``pages`` can be mended by ``rebind``."""
         if step.num_rows > self.max_rows:
@@ -126,7 +118,11 @@ class DecodePlan:
         self.num_served += 1
         self.num_rows += step.num_rows
         logits = self._executor.run(step, output_rows, threads=threads)
-        if np.isnan(logits.sum()) and np.isnan(logits).any():
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_suspect = np.isnan(
+                logits.sum()
+            )  # much faster than a look at each, and infinities of both signs give it too
+        if is_suspect and np.isnan(logits).any():
             raise Corrupt("the model gave logits that are not numbers; check its weights and its dtype", code="logits")
         return logits
 

@@ -7,8 +7,7 @@ to pass: token ids, positions, segments, page tables, and which rows' logits are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -16,31 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forkpoint.errors import InvalidInput
-from forkpoint.llm.engines.rows import STEP_KEYWORD
 from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.resident.base import GroupSpec
 from forkpoint.llm.resident.encoding import encode
 from forkpoint.llm.resident.instructions import DTYPES, Kind, Listing
 from forkpoint.llm.resident.lowering import lower
 from forkpoint.llm.resident.placement import TAIL_ROWS, Placed, place
-from forkpoint.llm.resident.routed import RoutedStep
+from forkpoint.llm.resident.routed import STEP_KEYWORD, RoutedStep
 from forkpoint.llm.resident.tracing import Graph, Refusal, Unlowerable, trace
-
-DEFAULT_ROWS: Final = 256
-"""Rows of the largest pass, unless told otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What a pass gives.
-
-    Attributes:
-        logits: ``float32 [output_rows vocabulary]``.
-        has_nan: whether any of the logits is not a number.
-    """
-
-    logits: NDArray[np.float32]
-    has_nan: bool
 
 
 @final
@@ -50,8 +32,6 @@ class Program:
     Attributes:
         vocabulary: logits of a row.
         max_rows: rows of the largest pass.
-        num_instructions: kernel calls of a pass that wants logits.
-        buffer_bytes: memory that passes work in.
     """
 
     def __init__(
@@ -61,8 +41,6 @@ class Program:
         assert native is not None
         self.vocabulary = _vocabulary(placed)
         self.max_rows = max_rows
-        self.num_instructions = len(placed.instructions)
-        self.buffer_bytes = placed.num_bytes
         self._groups = tuple(groups)
         self._page_tokens = page_tokens
         self._placed = placed  # holds weights and tables, whose addresses native code has
@@ -89,8 +67,7 @@ class Program:
         output_rows: NDArray[np.int64],
         *,
         threads: int,
-        out: NDArray[np.float32] | None = None,
-    ) -> Output:
+    ) -> NDArray[np.float32]:
         """Run all layers over ``rows`` rows, appending keys and values to the bound pages. The GIL is released.
 
         A row's bits depend on its tokens and positions alone, not on what runs beside it or on ``threads``.
@@ -101,18 +78,20 @@ class Program:
             tables: one ``[segments pages]`` a state group.
             output_rows: rows whose logits are wanted, ``[n]``; none for a pass that only appends, which is cheaper.
             threads: OpenMP threads.
-            out: where to put the logits, ``[at least n, vocabulary]``; a new array where None.
+
+        Returns:
+            ``float32 [n vocabulary]``.
 
         Raises:
             InvalidInput: ``invalid_input.pass`` for arrays that do not fit one another, tokens, positions, rows or pages out of range.
                 Nothing has changed.
         """
-        logits = np.empty((len(output_rows), self.vocabulary), np.float32) if out is None else out
+        logits = np.empty((len(output_rows), self.vocabulary), np.float32)
         try:
-            has_nan = self._native.run(token_ids, positions, segments, tables, output_rows, logits, threads)
+            self._native.run(token_ids, positions, segments, tables, output_rows, logits, threads)
         except (ValueError, TypeError) as error:
             raise InvalidInput(f"this pass cannot run: {error}", code="pass") from error
-        return Output(logits=logits[: len(output_rows)], has_nan=has_nan)
+        return logits
 
     def rebind(self, pages: Sequence[Tensor]) -> Refusal | None:
         """Use other page tensors from now on, or say why not (``pages``, ``dtype``, ``device``); a refusal changes nothing."""
@@ -136,7 +115,7 @@ def build_program(
     *,
     page_tokens: int,
     max_context: int,
-    max_rows: int = DEFAULT_ROWS,
+    max_rows: int,
 ) -> Program | Refusal:
     """Trace, lower and bind a model whose modules were replaced.
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 import forkpoint.llm.kernels.attention  # noqa: F401 (defines the operation)
 from forkpoint.llm.resident.base import AttentionCall, GroupSpec
+
+STEP_KEYWORD: Final = "forkpoint_step"
+"""The keyword argument in which a model's attention finds the routes of the pass it runs in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

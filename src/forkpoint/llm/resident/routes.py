@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,14 +59,6 @@ class Step:
     def live_rows(self) -> NDArray[np.int64]:
         """Every row that is not padding."""
         return np.arange(sum(segment.num_rows for segment in self.segments))
-
-
-class Appending(Protocol):
-    """A reservation that says where its rows lie."""
-
-    start: int
-    stop: int
-    tables: tuple[NDArray[np.int32], ...]
 
 
 def lay_out(lanes: Sequence[tuple[Sequence[int], Reservation]], *, min_rows: int = 1) -> Step:
