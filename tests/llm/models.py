@@ -141,9 +141,9 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def load(folder: Path | str, cache: Path | None, *, dtype: str = "float32", **options: Any) -> TransformersEngine:
-    """The engine, on one thread unless asked for more, with its cache beside the tests."""
-    return TransformersEngine.load(str(folder), dtype=dtype, cache_dir=cache, **({"threads": 1} | options))
+def load(folder: Path | str, cache_dir: Path | None, *, dtype: str = "float32", **options: Any) -> TransformersEngine:
+    """The engine, on one thread unless asked for more, with its cache of digests beside the tests."""
+    return TransformersEngine.load(str(folder), dtype=dtype, cache_dir=cache_dir, **({"threads": 1} | options))
 
 
 def model_of(engine: TransformersEngine) -> Any:

@@ -18,7 +18,7 @@ import transformers
 from pathlib import Path
 from forkpoint.llm import Sampling
 from forkpoint.repo.repository import Repository
-from tests.llm.models import counted_rows, load, model_of, some_tokens
+from tests.llm.models import counted_rows, load, min_rows, model_of, some_tokens
 
 transformers.utils.logging.disable_progress_bar()
 given = json.loads(sys.argv[1])

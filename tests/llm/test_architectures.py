@@ -27,8 +27,8 @@ from forkpoint.llm import Sampling, TransformersEngine
 
 pytestmark = pytest.mark.model
 
-TOLERANCE = 1e-4
-"""Largest difference of a float32 logit; logits of these models reach 10."""
+TOLERANCE = 1e-3
+"""Largest difference of a float32 logit; logits of these models reach 10, and transformers' own are up to 4e-4 off the exact ones."""
 
 EXPERTS = ("gpt_oss", "mixtral", "deepseek_v3")
 """Models whose roundings decide which experts see a token, so that in half precision no tolerance holds."""
@@ -36,12 +36,14 @@ EXPERTS = ("gpt_oss", "mixtral", "deepseek_v3")
 
 def oracle(folder: Path, dtype: str) -> Any:
     """The model as transformers runs it, with its own attention."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
+    ).eval()
 
 
 def plain_logits(folder: Path, dtype: str, tokens: list[int]) -> np.ndarray:
     with torch.inference_mode():
-        return oracle(folder, dtype)(torch.tensor([tokens])).logits[0].float().numpy()  # type: ignore[no-any-return]
+        return oracle(folder, dtype)(torch.tensor([tokens])).logits[0].double().numpy()  # type: ignore[no-any-return]
 
 
 def all_logits(engine: TransformersEngine, tokens: list[int], pieces: list[int]) -> np.ndarray:
@@ -75,13 +77,11 @@ def test_logits_equal_those_of_the_plain_model(
     pieces = [30, 1, 1, 20, 1, 3, 4] if name == "gpt2" else [200, 100, 1, 1, 213, 1, 1, 2, 1]
     tokens = some_tokens(sum(pieces))
     ours = all_logits(engines(name, dtype), tokens, pieces)
-    exact = plain_logits(folders(name), "float32", tokens)
+    exact, theirs = (plain_logits(folders(name), each, tokens) for each in ("float64", dtype))
     assert np.abs(exact).max() > 1.0
+    assert np.square(ours - exact).mean() < 1.5 * np.square(theirs - exact).mean()
     if dtype == "float32":
         assert np.abs(ours - exact).max() < TOLERANCE
-    else:
-        theirs = plain_logits(folders(name), dtype, tokens)
-        assert np.square(ours - exact).mean() < 1.5 * np.square(theirs - exact).mean()
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt2"])

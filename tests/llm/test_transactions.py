@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.llm.conftest import Engines
+from tests.llm.conftest import Engines, Folders
 from tests.llm.models import held, load, model_of, runtime_of, same_bits, served_by, some_tokens
 
-from forkpoint.errors import Corrupt, InvalidInput
+from forkpoint.errors import Corrupt, Incompatible, InvalidInput
 from forkpoint.llm import Continuation, TransformersEngine
 from forkpoint.llm.engines.base import Logits
+from forkpoint.llm.engines.plain import plain_parameters
+from forkpoint.llm.resident.program import Output
 
 pytestmark = pytest.mark.model
 
@@ -181,8 +185,22 @@ def test_a_pass_that_the_program_refuses_changes_nothing(engines: Engines) -> No
 # -- logits that are no numbers ---------------------------------------------------------------------------------------
 
 
-def no_numbers(run: Callable[..., Logits], step: Any, output_rows: Any, *, threads: int) -> Logits:
-    return np.full_like(run(step, output_rows, threads=threads), np.nan)
+@contextmanager
+def not_a_number(engine: TransformersEngine) -> Iterator[None]:
+    """The model gives its logits, one of each row no number."""
+    plan = runtime_of(engine).plan
+    own = plan._executor
+
+    def run(step: Any, output_rows: Any, *, threads: int) -> Output:
+        logits = own.run(step, output_rows, threads=threads).logits
+        logits[:, 7] = np.nan
+        return Output(logits=logits, has_nan=bool(len(logits)))
+
+    plan._executor = SimpleNamespace(name=own.name, run=run)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        plan._executor = own
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -190,40 +208,45 @@ def test_logits_that_are_no_numbers_are_a_typed_error_and_the_value_stays_usable
     engines: Engines, native: bool
 ) -> None:
     engine = engines("llama", "float32", native)
-    value = engine.start(some_tokens(30))
+    value, session = engine.start(some_tokens(30)), engine.decode_session()
+    session.step(3)
     expected = value.generate(5).tokens
     before = held(engine)
-    with served_by(engine, no_numbers):
+    with not_a_number(engine):
         for attempt in (
             lambda: value.generate(3),
             lambda: next(value.stream(3)),
+            lambda: value.logits(),
             lambda: value.score([[3]]),
             lambda: engine.generate_many([value, value], 3),
             lambda: value.generate_many([[3, 4], [5]], 3),
             lambda: value.best_of(1, 3),
+            lambda: session.step(4),
         ):
             with pytest.raises(Corrupt) as caught:
                 attempt()
             assert caught.value.code == "corrupt.logits"
-    assert held(engine) == before
+    assert (held(engine), session.size) == (before, 1)
     runtime_of(engine).strategy.check()
     assert value.generate(5).tokens == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_that_are_no_numbers_end_in_a_typed_error_and_leave_the_pool_intact(
-    folders: Callable[[str], object], model_cache: object, dtype: str
+def test_weights_that_give_no_numbers_are_refused_and_can_be_replaced_again(
+    folders: Folders, model_cache: Path, dtype: str
 ) -> None:
-    with load(folders("llama"), model_cache, dtype=dtype) as engine:  # type: ignore[arg-type]
-        engine.load_parameters({"model.norm.weight": torch.full((64,), torch.nan)})
-        value = engine.start(some_tokens(30))
-        before = held(engine)
-        for attempt in (lambda: value.generate(3), lambda: value.score([[3]])):
-            with pytest.raises(Corrupt) as caught:
-                attempt()
-            assert caught.value.code == "corrupt.logits"
-        assert held(engine) == before
-        runtime_of(engine).strategy.check()
+    with load(folders("llama"), model_cache, dtype=dtype) as engine:
+        name = "model.norm.weight"
+        good = dict(plain_parameters(model_of(engine)))[name].clone()
+        before = engine.fingerprint
+        with pytest.raises(Corrupt) as caught:
+            engine.load_parameters({name: torch.full((64,), torch.nan)})
+        assert caught.value.code == "corrupt.logits"
+        with pytest.raises(Incompatible, match="weights changed"):
+            engine.start(some_tokens(3))
+        engine.load_parameters({name: good})
+        assert engine.fingerprint == before
+        assert engine.start(some_tokens(30)).generate(2).position == 31
 
 
 def test_an_interrupt_in_mid_pass_is_an_abort(engines: Engines) -> None:

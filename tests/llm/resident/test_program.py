@@ -305,7 +305,7 @@ def test_weights_that_are_not_packed_are_refused_by_name() -> None:
     model = make_model(_config("llama"))
     model.set_attn_implementation(ATTENTION)
     setting = _Setting(model=model, groups=find_groups(model))
-    built = build_program(model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT)
+    built = build_program(model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT, max_rows=64)
     assert isinstance(built, Refusal)
     assert built.code == "operation"
     assert built.operation.startswith("aten.")
