@@ -11,6 +11,4 @@ void elementwise(Elementwise operation, const Strided& left, const Strided& righ
   chosen_elementwise_kernels().run(operation, left, right, number, out, rows, outer, inner, slice);
 }
 
-bool has_nan(const float* values, int64_t count) { return chosen_elementwise_kernels().find_nan(values, count); }
-
 }  // namespace forkpoint

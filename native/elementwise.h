@@ -23,12 +23,9 @@ struct Strided {
 void elementwise(Elementwise, const Strided& left, const Strided& right, float number, const Strided& out, int64_t rows, int64_t outer,
                  int64_t inner, Slice);
 
-bool has_nan(const float* values, int64_t count);
-
-// The functions above, as compiled for one instruction set.
+// The function above, as compiled for one instruction set.
 struct ElementwiseKernels {
   decltype(&elementwise) run;
-  decltype(&has_nan) find_nan;
 };
 
 }  // namespace forkpoint

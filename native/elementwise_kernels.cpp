@@ -88,15 +88,9 @@ void run_elementwise(Elementwise operation, const Strided& left, const Strided& 
   }
 }
 
-bool find_nan(const float* values, int64_t count) {
-  int found = 0;
-  for (int64_t i = 0; i < count; i++) found |= (bits_of(values[i]) & 0x7fffffff) > 0x7f800000;
-  return found;
-}
-
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels{&run_elementwise, &find_nan};
+const ElementwiseKernels elementwise_kernels{&run_elementwise};
 
 }  // namespace forkpoint::FORKPOINT_ISA

@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -66,7 +65,7 @@ void Program::check(const Call& call) const {
   check_range(call.output_rows, call.outputs, call.rows, "row");
 }
 
-bool Program::run(Call& call, int threads) {
+void Program::run(Call& call, int threads) {
   check(call);
   for (int64_t i = 0; i < call.outputs; i++) {
     call.output_tokens.push_back(call.tokens[call.output_rows[i]]);
@@ -76,7 +75,6 @@ bool Program::run(Call& call, int threads) {
     scratch.prepare(*call.routes.at(size_t(key.first)), key.second, threads);
     scratch.next_item = scratch.next_merge = 0;
   }
-  std::atomic<bool> found_nan{false};
   int64_t end = int64_t(instructions_.size());
   parallel(threads, [&](Slice slice) {
     RowRange all{call.rows, -1};
@@ -85,11 +83,7 @@ bool Program::run(Call& call, int threads) {
     execute(call, body_, middle_, all, slice);
     for (int64_t first = 0; first < call.outputs; first += tail_rows_)
       execute(call, middle_, end, RowRange{std::min(tail_rows_, call.outputs - first), first}, slice);
-    barrier();
-    int64_t begin = slice.begin(call.outputs * vocabulary), count = slice.end(call.outputs * vocabulary) - begin;
-    if (has_nan(call.logits + begin, count)) found_nan = true;
   });
-  return found_nan;
 }
 
 void Program::execute(const Call& call, int64_t begin, int64_t end, RowRange range, Slice slice) {
@@ -211,7 +205,7 @@ std::unique_ptr<Program> build(IntegerRows code, NumberRows scalars, int64_t bod
   return std::make_unique<Program>(std::move(instructions), body, middle, tail_rows, buffer_bytes, vocabulary, max_rows, max_context, groups);
 }
 
-bool run(Program& program, Integers tokens, Integers positions, IntegerRows segments, const std::vector<Table>& tables,
+void run(Program& program, Integers tokens, Integers positions, IntegerRows segments, const std::vector<Table>& tables,
          Integers output_rows, Logits logits, int threads) {
   Call call;
   call.rows = int64_t(tokens.shape(0)), call.outputs = int64_t(output_rows.shape(0));
@@ -226,7 +220,7 @@ bool run(Program& program, Integers tokens, Integers positions, IntegerRows segm
     call.routes.push_back(std::make_unique<Routes>(segments.data(), int64_t(segments.shape(0)), tables[group].data(),
                                                    int64_t(tables[group].shape(1)), pages.geometry, call.rows, pages.count));
   }
-  return program.run(call, threads);
+  program.run(call, threads);
 }
 
 void bind(Program& program, int64_t group, uintptr_t data, int64_t count, int64_t page_tokens, int64_t layers, int64_t heads,

@@ -64,8 +64,8 @@ class Program {
 
   void bind(int64_t group, Pages pages) { pages_.at(size_t(group)) = pages; }
   const Pages& pages(int64_t group) const { return pages_.at(size_t(group)); }
-  // Returns whether a logit is not a number. Throws std::invalid_argument, with nothing changed.
-  bool run(Call& call, int threads);
+  // Throws std::invalid_argument, with nothing changed.
+  void run(Call& call, int threads);
 
   const int64_t vocabulary, max_rows, max_context, groups;
 

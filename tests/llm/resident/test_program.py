@@ -295,7 +295,7 @@ def test_pages_of_another_form_are_refused_and_the_old_ones_stay() -> None:
 def test_a_model_without_a_program_says_why(name: str) -> None:
     setting = _setting(_config(name))
     built = build_program(
-        setting.model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT
+        setting.model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT, max_rows=64
     )
     assert isinstance(built, Refusal)
     assert built.why
@@ -305,7 +305,9 @@ def test_weights_that_are_not_packed_are_refused_by_name() -> None:
     model = make_model(_config("llama"))
     model.set_attn_implementation(ATTENTION)
     setting = _Setting(model=model, groups=find_groups(model))
-    built = build_program(model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT, max_rows=64)
+    built = build_program(
+        model, setting.groups, setting.pages(), page_tokens=_PAGE_TOKENS, max_context=_CONTEXT, max_rows=64
+    )
     assert isinstance(built, Refusal)
     assert built.code == "operation"
     assert built.operation.startswith("aten.")
