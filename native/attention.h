@@ -60,7 +60,7 @@ struct Pass {
   int64_t first_block, num_blocks;  // of the round
 };
 
-constexpr int64_t micro_rows = 12;  // query rows computed together
+constexpr int64_t micro_rows = 24;  // query rows that share what is read of a block
 
 // One partial result: `width` weighted values, then maximum and sum.
 inline int64_t slot_width(const PageGeometry& geometry) { return (geometry.value_dim + 15) / 16 * 16; }

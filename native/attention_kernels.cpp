@@ -18,6 +18,10 @@ constexpr int vectors_beside(int) { return 2; }
 #endif
 constexpr float log2_e = 1.44269504f;
 
+// Tiles that all rows are done with before the next are read: few enough to stay in the nearest cache, and so that memory is asked for
+// evenly.
+constexpr int64_t near_tiles = 4;
+
 // x * 2^power for whole powers that keep it a normal number.
 inline Vector scaled(Vector x, Vector power) {
 #if defined(__AVX512F__)
@@ -132,7 +136,7 @@ inline void dot_tiles(const Block<E>& block, int64_t tile, const float* query, f
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      Vector q = broadcast(query[r * block.key_dim + d]);
+      Vector q = broadcast(query[d * most_rows + r]);
 #pragma GCC unroll 8
       for (int n = 0; n < N; n++) sum[r][n] = multiply_add(q, key[n], sum[r][n]);
     }
@@ -259,19 +263,23 @@ void weigh_rows(const Block<E>& block, const Rows& rows, const float* weights, i
     if (rows.low[r] < stop) weigh_values<E, 1>(block, rows.low[r], stop, weights + r * block_tokens, rows.slot + r, width);
   }
   if (!is_common) return;
-  in_groups(rows.count, [&](auto count, int done) {
-    weigh_values<E, count>(block, first, last, weights + done * block_tokens, rows.slot + done, width);
-  });
+  constexpr int near = int(near_tiles * tile_tokens);
+  for (int from = first, to; from < last; from = to) {
+    to = (from / near + 1) * near;
+    to = to < last ? to : last;
+    in_groups(rows.count, [&](auto count, int done) {
+      weigh_values<E, count>(block, from, to, weights + done * block_tokens, rows.slot + done, width);
+    });
+  }
   for (int r = 0; r < rows.count; r++)
     if (last < rows.high[r]) weigh_values<E, 1>(block, last, rows.high[r], weights + r * block_tokens, rows.slot + r, width);
 }
 
+// One row's query as float32, an element of each group of rows: what a group multiplies with lies side by side.
 template <class T>
 void convert_query(const char* from, int64_t count, float sign, float* to) {
   const T* values = reinterpret_cast<const T*>(from);
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(to + i, load(values + i) * broadcast(sign));
-  for (; i < count; i++) to[i] = to_float(values[i]) * sign;
+  for (int64_t i = 0; i < count; i++) to[i * most_rows] = to_float(values[i]) * sign;
 }
 
 // The result of each row over one block, in its slot.
@@ -279,14 +287,16 @@ template <class T, class E>
 void attend_rows(const Block<E>& block, const Rows& rows, const Logits& logits, const Workspace& work, int64_t width) {
   int64_t first = block_tiles, last = 0;
   for (int r = 0; r < rows.count; r++) {
-    convert_query<T>(rows.query[r], block.key_dim, logits.sign, work.query + r * block.key_dim);
+    convert_query<T>(rows.query[r], block.key_dim, logits.sign, work.query + r / most_rows * most_rows * block.key_dim + r % most_rows);
     int64_t from = rows.low[r] / tile_tokens, to = (rows.high[r] + tile_tokens - 1) / tile_tokens;
     first = from < first ? from : first;
     last = to > last ? to : last;
   }
-  in_groups(rows.count, [&](auto count, int done) {
-    dot_products<E, count>(block, first, last, work.query + done * block.key_dim, work.scores + done * block_tokens);
-  });
+  for (int64_t tile = first; tile < last; tile += near_tiles)
+    in_groups(rows.count, [&](auto count, int done) {
+      int64_t stop = tile + near_tiles < last ? tile + near_tiles : last;
+      dot_products<E, count>(block, tile, stop, work.query + done * block.key_dim, work.scores + done * block_tokens);
+    });
   for (int r = 0; r < rows.count; r++) weights_of(work.scores + r * block_tokens, rows.low[r], rows.high[r], logits, rows.slot[r] + width);
   weigh_rows(block, rows, work.scores, width);
 }
@@ -466,7 +476,7 @@ void attend_shared_as(const Pass& pass, const SharedBlock& shared, int64_t head,
     count++;
   });
   if (!count) return;
-  gatherer.open(pass.routes.segments[size_t(members[0])], first, last, count * gatherer.group() > 2 * micro_rows);
+  gatherer.open(pass.routes.segments[size_t(members[0])], first, last, count * gatherer.group() > micro_rows);
   auto done = [](int64_t, float*) {};
   each_row([&](const Segment& segment, int64_t r, int low, int high) {
     auto slot = [&](int64_t g, int) { return partial_slot(pass, segment.first_partial + r, head * gatherer.group() + g, shared.block); };
