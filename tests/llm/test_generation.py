@@ -11,7 +11,7 @@ import torch
 from tests.llm.models import decoder_config, load, make_model, make_tokenizer, same_bits, some_tokens
 
 from forkpoint.llm import Continuation, Sampling, TransformersEngine
-from forkpoint.llm.sampling import choose, log_softmax64
+from forkpoint.llm.choosing import choose, log_softmax64
 
 pytestmark = pytest.mark.model
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from forkpoint.errors import Corrupt, InvalidInput
-from forkpoint.llm.sampling import Choice, Logits, Sampling, choose, log_softmax64, top_logprobs, uniform
+from forkpoint.llm.choosing import Choice, Logits, choose, log_softmax64, top_logprobs, uniform
+from forkpoint.llm.sampling import Sampling
 
 INFINITY = float("inf")
 MASK = 2**64 - 1
@@ -271,7 +272,7 @@ def test_a_resumed_generation_draws_what_an_uninterrupted_one_draws() -> None:
 
 
 def test_a_random_number_of_zero_draws_no_banned_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forkpoint.llm.sampling.uniform", lambda *_: 0.0)  # no seed that gives it is known
+    monkeypatch.setattr("forkpoint.llm.choosing.uniform", lambda *_: 0.0)  # no seed that gives it is known
     assert token_of(vector(-INFINITY, 0, 1), Sampling(temperature=1.0)) == 1
 
 

@@ -9,7 +9,7 @@ from tests.llm.models import CONTEXT, counted_rows, save_model, some_tokens
 
 from forkpoint.errors import CapacityExceeded, InvalidInput
 from forkpoint.llm import TransformersEngine
-from forkpoint.llm.sampling import log_softmax64
+from forkpoint.llm.choosing import log_softmax64
 
 pytestmark = pytest.mark.model
 

@@ -17,13 +17,14 @@ from forkpoint.errors import InvalidInput
 from forkpoint.ids import ManifestId
 from forkpoint.llm.boundary import Boundary
 from forkpoint.llm.capture import capture
+from forkpoint.llm.choosing import Choice
 from forkpoint.llm.engines.base import Logits, PrefillProgress, Runtime, no_progress
 from forkpoint.llm.generation import Completion, Cursor, GeneratedToken, Transcript, run, run_many
 from forkpoint.llm.history import History
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
 from forkpoint.llm.resident.base import Fetch
-from forkpoint.llm.sampling import Choice, Sampling
+from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.scoring import Score, score_alternatives
 from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
 from forkpoint.repo.publication import Publication

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
 from forkpoint.errors import InvalidInput
+from forkpoint.llm.choosing import Choice, choose, top_logprobs
 from forkpoint.llm.engines.base import Logits, Runtime
 from forkpoint.llm.history import History
 from forkpoint.llm.resident.base import State
-from forkpoint.llm.sampling import Choice, Sampling, choose, top_logprobs
+from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.text import TextStream
 
 FinishReason = Literal["stop", "length"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forkpoint.errors import CapacityExceeded, InvalidInput
+from forkpoint.llm.choosing import log_softmax64
 from forkpoint.llm.engines.base import Runtime
 from forkpoint.llm.generation import Cursor
-from forkpoint.llm.sampling import log_softmax64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
