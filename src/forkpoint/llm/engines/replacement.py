@@ -70,7 +70,18 @@ def replace_modules(model: nn.Module) -> Replacements:
         elif isinstance(found, str):
             left[name] = found
     _use_our_experts(model, replaced, left)
+    _own_what_stays(model)
     return Replacements(replaced=replaced, left=left)
+
+
+def _own_what_stays(model: nn.Module) -> None:
+    """Copy what was not packed out of the file that it may be mapped from: one view keeps all of the file in memory."""
+    packed = {
+        module.packed.data_ptr() for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)
+    }
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() not in packed:
+            tensor.data = tensor.data.clone()
 
 
 @final
