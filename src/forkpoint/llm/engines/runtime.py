@@ -30,7 +30,7 @@ from forkpoint.llm.engines.replacement import Replacements, replace_modules
 from forkpoint.llm.engines.selftest import Findings, FindingsCache, measure
 from forkpoint.llm.engines.sources import LoadedModel
 from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weights_changed
-from forkpoint.llm.kernels.native import instruction_set
+from forkpoint.llm.kernels.native import build_identity, instruction_set
 from forkpoint.llm.resident.base import State, beyond_context
 from forkpoint.llm.resident.paged import PagedState, PagedStrategy
 from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
@@ -48,6 +48,8 @@ MIN_EAGER_ROWS: Final = 4
 
 _PIECE_ROWS: Final = CHUNK_TOKENS
 _SELFTEST_TOKENS: Final = CHUNK_TOKENS + 48
+_SELFTEST_PAGES: Final = 64
+"""More than a self-test uses; with less it may have to leave neighbours out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class TransformersRuntime:
         self._is_invariant = False
         self.plan = DecodePlan(self._build_executor, self.strategy.pages, lanes=residency.lanes, policy=residency.plan)
         state, machine = state_record(model, self.codec, self.groups, parameters), self._machine()
-        self.findings = self._measured(known, {"machine": machine, "node": platform.node(), "state": state}, room)
+        self.findings = self._measured(known, self._findings_key(state, machine), room)
         self._is_invariant = self.findings.is_invariant
         self.fingerprint = self._fingerprint(state, machine)
         self.exactness = Exactness(claim=self.findings.claim, reasons=self.findings.reasons)
@@ -292,6 +294,18 @@ class TransformersRuntime:
             found = measure(self, max_tokens)
             known.put(key, found)
         return found
+
+    def _findings_key(self, state: Record, machine: Record) -> Record:
+        """Everything that decides what a self-test finds, or what it can try."""
+        pages = min(self.strategy.ledger.pool.num_pages, _SELFTEST_PAGES)
+        residency: Record = {"lanes": self.plan.lanes, "page_tokens": self.strategy.page_size, "pages": pages}
+        return {
+            "build": build_identity(),
+            "machine": machine,
+            "node": platform.node(),
+            "residency": residency,
+            "state": state,
+        }
 
     def _machine(self) -> Record:
         """The part of the execution identity that is known before anything ran."""

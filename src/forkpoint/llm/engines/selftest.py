@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol, final
 
-from forkpoint.errors import Error
+from forkpoint.errors import CapacityExceeded, Error
 from forkpoint.ids import ObjectId, digest_of, parse_object_id
 from forkpoint.llm.engines.base import Logits
 from forkpoint.llm.resident.base import GroupSpec, State, Strategy
@@ -193,13 +193,28 @@ def _digest(
     state, start, logits = passes.strategy.empty(), 0, None
     for end in ends:
         others = [] if company is None else company()
-        lanes = [*others[:1], (state, list(tokens[start:end])), *others[1:]]
-        states, rows = passes.run(lanes, output="last", threads=threads)
-        place = len(others[:1])
-        state, logits, start = states[place], rows[place], end
+        state, logits = _advance(passes, state, list(tokens[start:end]), others, threads)
+        start = end
     assert logits is not None
     parts: list[bytes | bytearray | memoryview] = [logits.tobytes()]
     for group in range(len(passes.groups)):
         keys, values = state.slab_pieces(group, 0, state.length)
         parts.extend((*keys, *values))
     return digest_of(parts)
+
+
+def _advance(
+    passes: Passes, state: State, tokens: list[int], others: list[tuple[State, list[int]]], threads: int | None
+) -> tuple[State, Logits]:
+    """One pass beside ``others``, as many of them as memory holds at the same time."""
+    while True:
+        lanes = [*others[:1], (state, tokens), *others[1:]]
+        try:
+            states, rows = passes.run(lanes, output="last", threads=threads)
+        except CapacityExceeded:
+            if not others:
+                raise
+            others.pop()
+        else:
+            place = len(others[:1])
+            return states[place], rows[place]

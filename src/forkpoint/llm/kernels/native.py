@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -48,6 +49,15 @@ def instruction_set() -> str:
     """What the kernels run on, a part of the execution identity: ``avx512``, ``avx512_bf16``, ``avx2``, ``portable`` or ``torch``."""
     native = find_native()
     return TORCH if native is None else str(native.instruction_set())
+
+
+def build_identity() -> str:
+    """Which build of the kernels this is: changes when they are built again."""
+    native = find_native()
+    if native is None or native.__file__ is None:
+        return TORCH
+    stat = Path(native.__file__).stat()
+    return f"{stat.st_size}|{stat.st_mtime_ns}"
 
 
 def _use(native: ModuleType, name: str) -> None:
