@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import final
 
-from forkpoint.errors import Corrupt, InvalidInput
-from forkpoint.ids import Bytes, ObjectKind
+from forkpoint.errors import InvalidInput
+from forkpoint.ids import Bytes
 from forkpoint.llm.boundary import Boundary
 from forkpoint.llm.capture import capture
 from forkpoint.llm.continuation import Continuation
@@ -19,14 +19,11 @@ from forkpoint.llm.generation import Cursor
 from forkpoint.llm.history import History
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
-from forkpoint.llm.resident.base import Fetch, State
+from forkpoint.llm.resident.base import State
 from forkpoint.llm.restoration import check_fits, restore_groups
 from forkpoint.llm.sampling import Sampling
-from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
-from forkpoint.state.bundle import Bundle, parse_bundle
-from forkpoint.state.chunk import Chunk, parse_chunk
+from forkpoint.llm.snapshot import fetch_from, open_snapshot, snapshot_parts, snapshot_size
 from forkpoint.state.draft import Draft
-from forkpoint.state.manifest import ChunkRef, Manifest, decode_manifest
 
 
 @final
@@ -167,20 +164,3 @@ class DecodeSession:
             payload={},
             is_trusted=self._is_trusted,
         )
-
-
-def open_snapshot(data: Bytes) -> tuple[Manifest, Bundle]:
-    """The one manifest of a snapshot and its verified objects. Raises Corrupt."""
-    bundle = parse_bundle(data)
-    if len(bundle.heads) != 1:
-        raise Corrupt(f"a snapshot is about one continuation; this bundle names {len(bundle.heads)}", code="bundle")
-    return decode_manifest(bundle.get(ObjectKind.MANIFEST, bundle.heads[0])), bundle
-
-
-def fetch_from(bundle: Bundle) -> Fetch:
-    """Chunks from a bundle's verified objects."""
-
-    def fetch(ref: ChunkRef) -> Chunk:
-        return parse_chunk(bundle.get(ObjectKind.CHUNK, ref.chunk_id))
-
-    return fetch

@@ -1,13 +1,16 @@
-"""A draft as a bundle in memory: what ``snapshot()`` returns, and how its size is known without making it."""
+"""Snapshots: a draft as a bundle in memory, how its size is known without making it, and what a bundle gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from forkpoint.errors import Corrupt
 from forkpoint.ids import Bytes, ManifestId, ObjectKind, digest_of
-from forkpoint.state.bundle import BundleEntry, bundle_size, encode_bundle
+from forkpoint.llm.resident.base import Fetch
+from forkpoint.state.bundle import Bundle, BundleEntry, bundle_size, encode_bundle, parse_bundle
+from forkpoint.state.chunk import Chunk, parse_chunk
 from forkpoint.state.draft import Draft, assemble
-from forkpoint.state.manifest import ChunkRef, encode_manifest, manifest_id
+from forkpoint.state.manifest import ChunkRef, Manifest, decode_manifest, encode_manifest, manifest_id
 
 
 def draft_id(draft: Draft) -> ManifestId:
@@ -23,6 +26,23 @@ def snapshot_parts(draft: Draft) -> Iterator[Bytes]:
 def snapshot_size(draft: Draft) -> int:
     """Size in bytes of what :func:`snapshot_parts` yields."""
     return bundle_size(*_contents(draft))
+
+
+def open_snapshot(data: Bytes) -> tuple[Manifest, Bundle]:
+    """The one manifest of a snapshot and its verified objects. Raises Corrupt."""
+    bundle = parse_bundle(data)
+    if len(bundle.heads) != 1:
+        raise Corrupt(f"a snapshot is about one continuation; this bundle names {len(bundle.heads)}", code="bundle")
+    return decode_manifest(bundle.get(ObjectKind.MANIFEST, bundle.heads[0])), bundle
+
+
+def fetch_from(bundle: Bundle) -> Fetch:
+    """Chunks from a bundle's verified objects."""
+
+    def fetch(ref: ChunkRef) -> Chunk:
+        return parse_chunk(bundle.get(ObjectKind.CHUNK, ref.chunk_id))
+
+    return fetch
 
 
 def _contents(draft: Draft) -> tuple[list[ManifestId], list[BundleEntry]]:

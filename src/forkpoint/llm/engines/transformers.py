@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, final
+from typing import Literal, final
 
-import torch
-import transformers
 from torch import Tensor
 
 from forkpoint.config import Config
-from forkpoint.errors import Conflict, Corrupt, InvalidInput, NotFound
-from forkpoint.ids import Bytes, ManifestId, ObjectId
-from forkpoint.llm.boundary import Boundary
+from forkpoint.errors import Conflict, InvalidInput
+from forkpoint.ids import Bytes
+from forkpoint.llm import opening
 from forkpoint.llm.continuation import Continuation, Message, generate_together
 from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
 from forkpoint.llm.engines.doctor import EngineReport, describe
-from forkpoint.llm.engines.inspection import context_limit
+from forkpoint.llm.engines.loading import make_runtime, page_size, parameters_digest, set_threads
 from forkpoint.llm.engines.rows import ATTENTION
 from forkpoint.llm.engines.runtime import Residency, TransformersRuntime
 from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
-from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity, replace_parameters
-from forkpoint.llm.generation import Cursor
-from forkpoint.llm.history import History
-from forkpoint.llm.lineage import Lineage
-from forkpoint.llm.receipt import Receipt
-from forkpoint.llm.resident.base import Fetch, GroupSpec
-from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
+from forkpoint.llm.engines.weights import digest_parameters, replace_parameters
+from forkpoint.llm.resident.base import GroupSpec
+from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS
 from forkpoint.llm.resident.plan import DEFAULT_LANES, PlanPolicy
-from forkpoint.llm.restoration import Restored, check_fits, restore_groups
 from forkpoint.llm.sampling import Sampling
-from forkpoint.llm.session import DecodeSession, fetch_from, open_snapshot
+from forkpoint.llm.session import DecodeSession
 from forkpoint.repo.repository import Repository
 from forkpoint.state.fingerprint import Fingerprint
-from forkpoint.state.manifest import Manifest
-
-_MAX_THREADS: Final = 1024
-"""More than any machine has; far above it torch ends the process."""
 
 
 @final
@@ -96,18 +83,18 @@ class TransformersEngine:
             Incompatible: ``incompatible.architecture`` for a model with state of a kind that cannot be kept exactly.
         """
         if threads is not None:
-            _set_threads(threads)
+            set_threads(threads)
         residency = Residency(
-            page_size=_page_size(cache, page_tokens), pool_bytes=pool_bytes, lanes=lanes, plan=plan, native=native
+            page_size=page_size(cache, page_tokens), pool_bytes=pool_bytes, lanes=lanes, plan=plan, native=native
         )
         folder = cache_dir or Config.from_environment().cache_dir
         loaded = load_model(
             source, dtype=dtype, cache=folder, trust_remote_code=trust_remote_code, attention=ATTENTION, note=note
         )
-        digest = _parameters_digest(loaded, dtype, folder, note)
+        digest = parameters_digest(loaded, dtype, folder, note)
         note("preparing the model")
         known = FindingsCache(folder / "selftests")
-        return cls(_runtime(loaded, digest, max_context, residency, known), loaded, known)
+        return cls(make_runtime(loaded, digest, max_context, residency, known), loaded, known)
 
     def __enter__(self) -> TransformersEngine:
         return self
@@ -199,8 +186,9 @@ class TransformersEngine:
             repository: where to look for the longest stored prefix of the same model, to restore instead of computing.
             progress: called with (tokens done, tokens to compute).
         """
-        tokens = self._open().codec.encode_start(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._started(tokens, sampling, repository, progress, ())
+        runtime = self._open()
+        tokens = runtime.codec.encode_start(prompt) if isinstance(prompt, str) else list(prompt)
+        return opening.start(runtime, tokens, sampling=sampling, repository=repository, progress=progress)
 
     def chat(
         self,
@@ -211,8 +199,11 @@ class TransformersEngine:
         progress: PrefillProgress = no_progress,
     ) -> Continuation:
         """A conversation, rendered by the model's chat template up to where the model is to answer."""
-        tokens = self._open().codec.render_chat([dict(message) for message in messages])
-        return self._started(tokens, sampling, repository, progress, tuple(messages))
+        runtime = self._open()
+        tokens = runtime.codec.render_chat([dict(message) for message in messages])
+        return opening.start(
+            runtime, tokens, sampling=sampling, repository=repository, progress=progress, messages=tuple(messages)
+        )
 
     def checkout(
         self,
@@ -235,26 +226,17 @@ class TransformersEngine:
             NotFound: no such name. Corrupt: a chunk is damaged. Incompatible: another model; the field that differs is
                 named. Nothing changes in memory then.
         """
-        started = time.perf_counter()
-        # Without a lease: what a collection beside this deletes is a typed error, never other bytes, and no restore waits for a flush.
-        manifest_id = repository.resolve(name)
-        manifest = repository.manifest(manifest_id)
-        is_trusted = repository.row(manifest_id).is_trusted
-        return self._restored(
-            manifest, manifest_id, lambda ref: repository.chunk(ref.chunk_id), is_trusted=is_trusted, operation="checkout",
-            allow_execution_difference=allow_execution_difference, progress=progress, started=started,
-        )  # fmt: skip
+        return opening.checkout(
+            self._open(), repository, name, allow_execution_difference=allow_execution_difference, progress=progress
+        )
 
     def restore(
         self, snapshot: Bytes, *, allow_execution_difference: bool = False, progress: PrefillProgress = no_progress
     ) -> Continuation:
         """Open the bytes of a ``Continuation.snapshot``, made by this or another process on the same model."""
-        started = time.perf_counter()
-        manifest, bundle = open_snapshot(snapshot)
-        return self._restored(
-            manifest, bundle.heads[0], fetch_from(bundle), is_trusted=False, operation="restore",
-            allow_execution_difference=allow_execution_difference, progress=progress, started=started,
-        )  # fmt: skip
+        return opening.restore(
+            self._open(), snapshot, allow_execution_difference=allow_execution_difference, progress=progress
+        )
 
     def generate_many(
         self,
@@ -301,7 +283,7 @@ class TransformersEngine:
                     alive=alive,
                 )
             replace_parameters(loaded.model, parameters)
-        self._runtime = _runtime(
+        self._runtime = make_runtime(
             loaded, digest_parameters(loaded.model), runtime.max_context, runtime.residency, self._known
         )
 
@@ -316,165 +298,3 @@ class TransformersEngine:
         if self._runtime is None:
             raise InvalidInput("this engine is closed; load the model again", code="closed")
         return self._runtime
-
-    def _started(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None,
-        repository: Repository | None,
-        progress: PrefillProgress,
-        messages: tuple[Message, ...],
-    ) -> Continuation:
-        if not tokens:
-            raise InvalidInput("a continuation needs at least one token; the prompt is empty", code="empty")
-        started, runtime = time.perf_counter(), self._open()
-        runtime.check_tokens(tokens)
-        found, notes = _find_restored(runtime, repository, tokens)
-        state = runtime.strategy.empty() if found is None else found.state
-        restored = state.length
-        state = runtime.advance(state, tokens[restored:-1], progress)
-        receipt = Receipt(
-            operation="start",
-            claim=runtime.exactness.claim,
-            tokens_restored=restored,
-            tokens_computed=state.length - restored,
-            chunks_verified=0 if found is None else found.num_chunks,
-            bytes_restored=0 if found is None else found.num_bytes,
-            elapsed_ms=(time.perf_counter() - started) * 1e3,
-            notes=notes,
-        )
-        cursor = Cursor(state=state, tokens=History(tokens), prompt_length=len(tokens), offset=0)
-        return Continuation(
-            runtime, cursor, sampling=sampling or Sampling(), receipt=receipt, lineage=Lineage(), messages=messages
-        )
-
-    def _restored(
-        self,
-        manifest: Manifest,
-        manifest_id: ManifestId,
-        fetch: Fetch,
-        *,
-        is_trusted: bool,
-        operation: str,
-        allow_execution_difference: bool,
-        progress: PrefillProgress,
-        started: float,
-    ) -> Continuation:
-        runtime = self._open()
-        runtime.check_weights()
-        claim, differing = check_fits(runtime, manifest, allow_execution_difference=allow_execution_difference)
-        notes = (*_caveats(manifest), *differing)
-        boundary = Boundary.from_record(manifest.boundary)
-        if boundary.pending is None:
-            raise InvalidInput(
-                "this is a session without a pending token; open it with decode_session().restore(...) and step on",
-                code="pending",
-            )
-        runtime.check_tokens((boundary.pending,))
-        restored = restore_groups(
-            runtime, manifest.groups, boundary.position, fetch, progress,
-            prefilled=boundary.prefilled, is_lasting=operation == "checkout",
-        )  # fmt: skip
-        receipt = Receipt(
-            operation=operation,
-            claim="bytes" if notes else claim,
-            tokens_restored=boundary.position,
-            chunks_verified=restored.num_chunks,
-            bytes_restored=restored.num_bytes,
-            elapsed_ms=(time.perf_counter() - started) * 1e3,
-            manifest_id=manifest_id,
-            notes=notes,
-        )
-        cursor = Cursor(
-            state=restored.state,
-            tokens=History([*restored.tokens, boundary.pending]),
-            prompt_length=boundary.prompt_length,
-            offset=boundary.offset,
-        )
-        # Across an execution difference what follows would be indexed under this engine's identity on top of another's state.
-        is_own = is_trusted and manifest.fingerprint.execution_id == runtime.fingerprint.execution_id
-        return Continuation(
-            runtime,
-            cursor,
-            sampling=boundary.sampling,
-            receipt=receipt,
-            lineage=Lineage(committed=manifest_id if operation == "checkout" else None, parents=manifest.parents),
-            is_trusted=is_own,
-            messages=_messages(manifest),
-            caveats=notes,
-        )
-
-
-def _runtime(
-    loaded: LoadedModel, parameters: ObjectId, max_context: int | None, residency: Residency, known: FindingsCache
-) -> TransformersRuntime:
-    limit = context_limit(loaded.model)
-    if max_context is not None and not 2 <= max_context <= limit:
-        raise InvalidInput(
-            f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
-        )
-    return TransformersRuntime(
-        loaded, parameters=parameters, max_context=max_context or limit, known=known, residency=residency
-    )
-
-
-def _page_size(cache: str, page_tokens: int) -> PageSize:
-    if cache not in ("paged", "contiguous"):
-        raise InvalidInput(f"cache is {cache!r}; use 'paged' or 'contiguous'", code="cache", cache=str(cache))
-    return "contiguous" if cache == "contiguous" else page_tokens
-
-
-def _parameters_digest(loaded: LoadedModel, dtype: str, cache: Path, note: Note) -> ObjectId:
-    digests = DigestCache(cache / "digests")
-    libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    key = file_identity(loaded.files, dtype, type(loaded.model).__name__, libraries) if loaded.files else None
-    found = digests.find(key) if key is not None else None
-    if found is not None:
-        return found
-    note("hashing the parameters")
-    digest = digest_parameters(loaded.model)
-    if key is not None:
-        digests.put(key, digest)
-    return digest
-
-
-def _find_restored(
-    runtime: TransformersRuntime, repository: Repository | None, tokens: Sequence[int]
-) -> tuple[Restored | None, tuple[str, ...]]:
-    """Restore the longest stored prefix. One that is gone or damaged when it is read costs a recomputation, and the receipt says so."""
-    if repository is None:
-        return None, ()
-    try:
-        match = repository.find_prefix(runtime.fingerprint, tokens[:-1], [group.name for group in runtime.groups])
-        if match is None:
-            return None, ()
-        groups = [replace(group, kind=spec.kind) for group, spec in zip(match.groups, runtime.groups, strict=True)]
-        restored = restore_groups(
-            runtime, groups, match.num_tokens, lambda ref: repository.chunk(ref.chunk_id),
-            prefilled=match.num_tokens, is_lasting=True,
-        )  # fmt: skip
-        return restored, ()
-    except (NotFound, Corrupt) as error:
-        return None, (f"a stored prefix could not be used: {error.message}",)
-
-
-def _caveats(manifest: Manifest) -> tuple[str, ...]:
-    stored = manifest.payload.get("caveats")
-    return tuple(map(str, stored)) if isinstance(stored, list) else ()
-
-
-def _messages(manifest: Manifest) -> tuple[Message, ...]:
-    stored = manifest.payload.get("messages", [])
-    if not isinstance(stored, list) or not all(_is_message(turn) for turn in stored):
-        raise Corrupt("the turns of this conversation are not maps of texts", code="messages")
-    return tuple({str(key): str(text) for key, text in turn.items()} for turn in stored if isinstance(turn, Mapping))
-
-
-def _is_message(turn: object) -> bool:
-    return isinstance(turn, Mapping) and all(isinstance(text, str) for text in turn.values())
-
-
-def _set_threads(threads: int) -> None:
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MAX_THREADS:
-        raise InvalidInput(f"threads is {threads}; give 1 to {_MAX_THREADS}", code="threads", threads=str(threads))
-    torch.set_num_threads(threads)
