@@ -7,7 +7,7 @@ State covers every token but the last: the *pending* one is evaluated by the nex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final, overload
 
@@ -19,23 +19,21 @@ from forkpoint.llm.boundary import Boundary
 from forkpoint.llm.capture import capture
 from forkpoint.llm.choosing import Choice
 from forkpoint.llm.engines.base import Logits, PrefillProgress, Runtime, no_progress
-from forkpoint.llm.generation import Completion, Cursor, GeneratedToken, Transcript, run, run_many
-from forkpoint.llm.history import History
+from forkpoint.llm.generation import Completion, Cursor, GeneratedToken, Transcript, run
 from forkpoint.llm.lineage import Lineage
 from forkpoint.llm.receipt import Receipt
 from forkpoint.llm.resident.base import Fetch
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.scoring import Score, score_alternatives
 from forkpoint.llm.snapshot import snapshot_parts, snapshot_size
+from forkpoint.llm.together import extend_many, transcribe_many
+from forkpoint.llm.turns import Message, keep_common
 from forkpoint.repo.publication import Publication
 from forkpoint.repo.repository import Repository
 from forkpoint.state.canonical import Value
 from forkpoint.state.draft import Draft
 from forkpoint.state.manifest import Manifest
 from forkpoint.state.prefix import CHUNK_TOKENS
-
-Message = Mapping[str, str]
-"""``{"role": ..., "content": ...}``"""
 
 
 @final
@@ -149,7 +147,7 @@ class Continuation:
         added = self._runtime.codec.encode(text) if isinstance(text, str) else list(text)
         if not added:
             raise InvalidInput("there is nothing to extend with; give at least one token", code="empty")
-        return self._extended(self._cursor, added, operation="extend", progress=progress)
+        return self._extended(self._cursor, added, progress=progress)
 
     def generate(
         self,
@@ -255,7 +253,7 @@ class Continuation:
             return self._forked(self.sampling)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"fork({count}): give 1 or more", code="count", count=str(count))
-        return [self.with_sampling(_on_stream(self.sampling, stream)) for stream in range(count)]
+        return [self.with_sampling(replace(self.sampling, stream=stream)) for stream in range(count)]
 
     def with_sampling(self, sampling: Sampling) -> Continuation:
         """The same state, going on with other parameters, seed or stream."""
@@ -270,18 +268,9 @@ class Continuation:
         rendered = self._runtime.codec.render_chat([dict(message) for message in messages])
         if not rendered:
             raise InvalidInput("the chat template renders this conversation as nothing", code="chat")
-        cursor = self._cursor
-        # After rollover the history is a middle piece of the conversation: no token of it stands where the rendering has it.
-        common = 0 if cursor.offset else _common_length(cursor.tokens, rendered)
-        notes: tuple[str, ...] = ()
-        if common < len(self._cursor.tokens):
-            cursor = _shortened(cursor, max(common, 1), rendered)
-            notes = (
-                f"the rendered conversation differs from token {common} on; {len(self._cursor.tokens) - common} tokens were left behind",
-            )
-        value = self._extended(
-            cursor, rendered[len(cursor.tokens) :], operation="extend", progress=progress, notes=notes
-        )
+        cursor, note = keep_common(self._cursor, rendered)
+        notes = () if note is None else (note,)
+        value = self._extended(cursor, rendered[len(cursor.tokens) :], progress=progress, notes=notes)
         return value._with_messages(messages)
 
     def answer(
@@ -361,47 +350,22 @@ class Continuation:
                 self._cursor.state.remember_chunk(index, number, ref, fetch)
 
     def _extended(
-        self,
-        cursor: Cursor,
-        added: Sequence[int],
-        *,
-        operation: str,
-        progress: PrefillProgress,
-        notes: tuple[str, ...] = (),
+        self, cursor: Cursor, added: Sequence[int], *, progress: PrefillProgress, notes: tuple[str, ...] = ()
     ) -> Continuation:
         started = time.perf_counter()
-        self._runtime.check_tokens(added)
-        state = (
-            self._runtime.advance(cursor.state, [cursor.tokens[-1], *added[:-1]], progress) if added else cursor.state
-        )
-        tokens = History([*cursor.tokens, *added])
-        grown = Cursor(state=state, tokens=tokens, prompt_length=len(tokens), offset=cursor.offset)
-        return self._after(grown, operation, started, computed=len(added), sampling=self.sampling, notes=notes)
+        (grown,) = extend_many(self._runtime, cursor, [added], progress)
+        if not added:  # whatever was generated is given now
+            grown = replace(cursor, prompt_length=len(cursor.tokens), num_unshown=0)
+        return self._after(grown, "extend", started, computed=len(added), sampling=self.sampling, notes=notes)
 
     def _extended_by(self, suffixes: Sequence[str | Sequence[int]]) -> list[Continuation]:
         """One value a suffix, computed in shared passes."""
-        started, cursor = time.perf_counter(), self._cursor
-        encode = self._runtime.codec.encode
+        started, encode = time.perf_counter(), self._runtime.codec.encode
         added = [encode(suffix) if isinstance(suffix, str) else list(suffix) for suffix in suffixes]
-        for tokens in added:
-            self._runtime.check_tokens(tokens)
-        states = self._runtime.advance_many(
-            [(cursor.state, [cursor.tokens[-1], *tokens[:-1]] if tokens else []) for tokens in added]
-        )
-        values = []
-        for state, tokens in zip(states, added, strict=True):
-            history = History([*cursor.tokens, *tokens])
-            grown = Cursor(state=state, tokens=history, prompt_length=len(history), offset=cursor.offset)
-            values.append(
-                self._after(
-                    grown if tokens else cursor,
-                    "extend" if tokens else "fork",
-                    started,
-                    computed=len(tokens),
-                    sampling=self.sampling,
-                )
-            )
-        return values
+        return [
+            self._after(grown, "extend" if tokens else "fork", started, computed=len(tokens), sampling=self.sampling)
+            for grown, tokens in zip(extend_many(self._runtime, self._cursor, added), added, strict=True)
+        ]
 
     def _generated(self, transcript: Transcript, sampling: Sampling, started: float) -> Continuation:
         assert transcript.end is not None
@@ -477,10 +441,8 @@ def generate_together(
             "these continuations are of different engines; generate from those of one at a time", code="engine"
         )
     samplings = [sampling or value.sampling for value in values]
-    transcripts = [Transcript(value._cursor, top_logprobs) for value in values]
     starts = [(value._cursor, each) for value, each in zip(values, samplings, strict=True)]
-    for index, item in run_many(runtime, starts, max_tokens):
-        transcripts[index].add(item)
+    transcripts = transcribe_many(runtime, starts, max_tokens, top_logprobs)
     return [
         value._generated(transcript, each, started)
         for value, transcript, each in zip(values, transcripts, samplings, strict=True)
@@ -491,26 +453,3 @@ def mean_logprob(value: Continuation) -> float:
     """Mean natural log-probability of what was generated; minus infinity for nothing."""
     choices = () if value.completion is None else value.completion.choices
     return sum(choice.logprob for choice in choices) / len(choices) if choices else float("-inf")
-
-
-def _on_stream(sampling: Sampling, stream: int) -> Sampling:
-    return replace(sampling, stream=stream)
-
-
-def _common_length(have: Sequence[int], want: Sequence[int]) -> int:
-    length = 0
-    for left, right in zip(have, want, strict=False):
-        if left != right:
-            break
-        length += 1
-    return length
-
-
-def _shortened(cursor: Cursor, length: int, tokens: Sequence[int]) -> Cursor:
-    """The boundary after the first ``length`` of ``tokens``, of which all but the last are the cursor's own."""
-    return Cursor(
-        state=cursor.state.prefix(length - 1),
-        tokens=History(tokens[:length]),
-        prompt_length=min(cursor.prompt_length, length),
-        offset=0,
-    )

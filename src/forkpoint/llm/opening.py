@@ -13,7 +13,7 @@ from typing import Literal
 from forkpoint.errors import Corrupt, InvalidInput, NotFound
 from forkpoint.ids import Bytes, ManifestId
 from forkpoint.llm.boundary import Boundary
-from forkpoint.llm.continuation import Continuation, Message
+from forkpoint.llm.continuation import Continuation
 from forkpoint.llm.engines.base import PrefillProgress, Runtime
 from forkpoint.llm.generation import Cursor
 from forkpoint.llm.history import History
@@ -23,6 +23,7 @@ from forkpoint.llm.resident.base import Fetch
 from forkpoint.llm.restoration import Restored, check_fits, restore_groups
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.snapshot import fetch_from, open_snapshot
+from forkpoint.llm.turns import Message
 from forkpoint.repo.repository import Repository
 from forkpoint.state.manifest import Manifest
 

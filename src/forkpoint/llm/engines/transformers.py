@@ -13,7 +13,7 @@ from forkpoint.config import Config
 from forkpoint.errors import Conflict, InvalidInput
 from forkpoint.ids import Bytes
 from forkpoint.llm import opening
-from forkpoint.llm.continuation import Continuation, Message, generate_together
+from forkpoint.llm.continuation import Continuation, generate_together
 from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
 from forkpoint.llm.engines.doctor import EngineReport, describe
 from forkpoint.llm.engines.loading import make_runtime, page_size, parameters_digest, set_threads
@@ -27,6 +27,7 @@ from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS
 from forkpoint.llm.resident.plan import DEFAULT_LANES, PlanPolicy
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.session import DecodeSession
+from forkpoint.llm.turns import Message
 from forkpoint.repo.repository import Repository
 from forkpoint.state.fingerprint import Fingerprint
 
