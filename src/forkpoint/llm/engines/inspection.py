@@ -85,6 +85,14 @@ def context_limit(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _UNSTATED_CONTEXT)
 
 
+def end_tokens(model: Any) -> list[int]:
+    """Tokens that end a text, as the generation configuration says or, without it, the model's own."""
+    end = getattr(model.generation_config, "eos_token_id", None)
+    if end is None:
+        end = getattr(model.config.get_text_config(), "eos_token_id", None)
+    return [] if end is None else [int(token) for token in (end if isinstance(end, list) else [end])]
+
+
 def _rope_types(rope: object) -> set[str]:
     """Every ``rope_type`` in the parameters of a model, which may keep one set for each kind of layer."""
     if not isinstance(rope, Mapping):

@@ -11,11 +11,12 @@ import transformers
 from forkpoint.errors import InvalidInput
 from forkpoint.ids import ObjectId
 from forkpoint.llm.engines.inspection import context_limit
-from forkpoint.llm.engines.runtime import Residency, TransformersRuntime
+from forkpoint.llm.engines.runtime import TransformersRuntime
 from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.sources import LoadedModel, Note
 from forkpoint.llm.engines.weights import DigestCache, digest_parameters, file_identity
 from forkpoint.llm.resident.pages import PageSize
+from forkpoint.llm.resident.residency import Residency
 
 _MAX_THREADS: Final = 1024
 """More than any machine has; far above it torch ends the process."""

@@ -63,7 +63,9 @@ class Numerics:
                     f"torch's {name} is {have} but was {want} when the model was loaded; set it back, or load the model again",
                     code="settings", field=name, have=str(have), want=str(want),
                 )  # fmt: skip
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            yield wanted
-        if wanted != self.threads:
-            torch.set_num_threads(self.threads)
+        try:
+            with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+                yield wanted
+        finally:
+            if wanted != self.threads:
+                torch.set_num_threads(self.threads)

@@ -10,8 +10,7 @@ import platform
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from forkpoint.llm.engines.base import Exactness, Logits, PrefillProgress, TextC
 from forkpoint.llm.engines.codec import TransformersCodec
 from forkpoint.llm.engines.eager import EagerExecutor
 from forkpoint.llm.engines.identity import machine_record, state_record
-from forkpoint.llm.engines.inspection import context_limit, find_groups, learned_positions
+from forkpoint.llm.engines.inspection import context_limit, end_tokens, find_groups, learned_positions
 from forkpoint.llm.engines.numerics import Numerics
 from forkpoint.llm.engines.replacement import Replacements, replace_modules
 from forkpoint.llm.engines.selftest import Findings, FindingsCache, measure
@@ -33,10 +32,11 @@ from forkpoint.llm.engines.weights import WeightsWatch, digest_parameters, weigh
 from forkpoint.llm.kernels.native import build_identity, instruction_set
 from forkpoint.llm.resident.base import State, beyond_context
 from forkpoint.llm.resident.paged import PagedState, PagedStrategy
-from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
-from forkpoint.llm.resident.plan import DEFAULT_LANES, MAX_ROWS, DecodePlan, Executor, PlanPolicy, ProgramExecutor
+from forkpoint.llm.resident.pieces import PIECE_ROWS, cut_pieces
+from forkpoint.llm.resident.plan import MAX_ROWS, DecodePlan, Executor, ProgramExecutor
 from forkpoint.llm.resident.program import Program, build_program
 from forkpoint.llm.resident.reservation import PagedReservation
+from forkpoint.llm.resident.residency import Residency
 from forkpoint.llm.resident.routes import Step, lay_out
 from forkpoint.llm.resident.tracing import Refusal
 from forkpoint.state.canonical import Record
@@ -46,29 +46,9 @@ from forkpoint.state.prefix import CHUNK_TOKENS
 MIN_EAGER_ROWS: Final = 4
 """Rows of the smallest pass through transformers: a library's dense layers of 1 to 3 rows take other code paths."""
 
-_PIECE_ROWS: Final = CHUNK_TOKENS
 _SELFTEST_TOKENS: Final = CHUNK_TOKENS + 48
 _SELFTEST_PAGES: Final = 64
 """More than a self-test uses; with less it may have to leave neighbours out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Residency:
-    """How continuations live in memory and are served.
-
-    Attributes:
-        page_size: tokens of a page, or ``contiguous``: one page of the maximum length.
-        pool_bytes: memory for pages; None is a share of what is free.
-        lanes: continuations that one decode step serves at most.
-        plan: ``once``, or ``replan`` to build the plan anew for every pass, for comparison.
-        native: whether the model may run as a native program; else it runs through transformers.
-    """
-
-    page_size: PageSize = DEFAULT_PAGE_TOKENS
-    pool_bytes: int | None = None
-    lanes: int = DEFAULT_LANES
-    plan: PlanPolicy = "once"
-    native: bool = True
 
 
 @final
@@ -82,7 +62,7 @@ class TransformersRuntime:
         parameters: ObjectId,
         max_context: int,
         known: FindingsCache,
-        residency: Residency = Residency(),
+        residency: Residency,
     ) -> None:
         model = loaded.model
         self.name = loaded.name
@@ -91,7 +71,7 @@ class TransformersRuntime:
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.max_context = max_context
         self.rolls_over = learned_positions(model)
-        self.codec: TextCodec = TransformersCodec(loaded.tokenizer, _end_tokens(model))
+        self.codec: TextCodec = TransformersCodec(loaded.tokenizer, end_tokens(model))
         self.groups = find_groups(model)
         self.replacements: Replacements = replace_modules(model)
         room = max(max_context, min(context_limit(model), _SELFTEST_TOKENS))
@@ -248,7 +228,7 @@ class TransformersRuntime:
         if not self._is_invariant:
             return 1
         lengths = np.array([len(tokens) for tokens in alternatives])
-        in_rows = int(np.searchsorted(np.cumsum(lengths), _PIECE_ROWS, side="right"))
+        in_rows = int(np.searchsorted(np.cumsum(lengths), PIECE_ROWS, side="right"))
         in_pages = self.strategy.num_fitting_branches(state, lengths[: max(1, in_rows)].tolist())
         return max(1, min(in_rows, in_pages))
 
@@ -322,38 +302,10 @@ class TransformersRuntime:
         execution: Record = {
             **machine,
             "probe": self.findings.probe,
-            "rows": {"piece": None if self._is_invariant else _PIECE_ROWS},
+            "rows": {"piece": None if self._is_invariant else PIECE_ROWS},
             "settings": self._numerics.to_record(with_threads=not self.findings.are_threads_alike),
         }
         return Fingerprint(state=state, execution=execution)
-
-
-def cut_pieces(appends: Sequence[tuple[int, int]], *, shared: bool) -> Iterator[list[tuple[int, int, int]]]:
-    """Cut appends into passes of at most 256 rows, in order; pieces end at absolute multiples of 256.
-
-    Args:
-        appends: (first position, number of tokens) of each lane.
-        shared: whether pieces of different lanes may run in one pass.
-
-    Yields:
-        The pieces of a pass: (lane, first position, stop), no lane twice.
-    """
-    pieces = []
-    for lane, (start, count) in enumerate(appends):
-        position = start
-        while position < start + count:
-            stop = min(start + count, (position // _PIECE_ROWS + 1) * _PIECE_ROWS)
-            pieces.append((lane, position, stop))
-            position = stop
-    batch: list[tuple[int, int, int]] = []
-    for piece in pieces:
-        rows = sum(stop - start for _, start, stop in batch) + piece[2] - piece[1]
-        if batch and (not shared or rows > MAX_ROWS or batch[-1][0] == piece[0]):
-            yield batch
-            batch = []
-        batch.append(piece)
-    if batch:
-        yield batch
 
 
 def _wanted(step: Step, output: str) -> NDArray[np.int64]:
@@ -365,10 +317,3 @@ def _wanted(step: Step, output: str) -> NDArray[np.int64]:
 def _paged(state: State) -> PagedState:
     assert isinstance(state, PagedState)
     return state
-
-
-def _end_tokens(model: Any) -> list[int]:
-    end = getattr(model.generation_config, "eos_token_id", None)
-    if end is None:
-        end = getattr(model.config.get_text_config(), "eos_token_id", None)
-    return [] if end is None else [int(token) for token in (end if isinstance(end, list) else [end])]

@@ -18,13 +18,14 @@ from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
 from forkpoint.llm.engines.doctor import EngineReport, describe
 from forkpoint.llm.engines.loading import make_runtime, page_size, parameters_digest, set_threads
 from forkpoint.llm.engines.rows import ATTENTION
-from forkpoint.llm.engines.runtime import Residency, TransformersRuntime
+from forkpoint.llm.engines.runtime import TransformersRuntime
 from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model
 from forkpoint.llm.engines.weights import digest_parameters, replace_parameters
 from forkpoint.llm.resident.base import GroupSpec
 from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS
 from forkpoint.llm.resident.plan import DEFAULT_LANES, PlanPolicy
+from forkpoint.llm.resident.residency import Residency
 from forkpoint.llm.sampling import Sampling
 from forkpoint.llm.session import DecodeSession
 from forkpoint.llm.turns import Message
