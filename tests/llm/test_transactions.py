@@ -19,7 +19,6 @@ from forkpoint.errors import Corrupt, Incompatible, InvalidInput
 from forkpoint.llm import Continuation, TransformersEngine
 from forkpoint.llm.engines.base import Logits
 from forkpoint.llm.engines.plain import plain_parameters
-from forkpoint.llm.resident.program import Output
 
 pytestmark = pytest.mark.model
 
@@ -191,10 +190,10 @@ def not_a_number(engine: TransformersEngine) -> Iterator[None]:
     plan = runtime_of(engine).plan
     own = plan._executor
 
-    def run(step: Any, output_rows: Any, *, threads: int) -> Output:
-        logits = own.run(step, output_rows, threads=threads).logits
+    def run(step: Any, output_rows: Any, *, threads: int) -> Logits:
+        logits = own.run(step, output_rows, threads=threads)
         logits[:, 7] = np.nan
-        return Output(logits=logits, has_nan=bool(len(logits)))
+        return logits
 
     plan._executor = SimpleNamespace(name=own.name, run=run)  # type: ignore[assignment]
     try:
