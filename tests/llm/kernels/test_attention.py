@@ -11,6 +11,7 @@ from tests.llm.kernels.lanes import Piece, Shape, Tokens, alone, random_tokens, 
 
 from forkpoint.errors import InvalidInput
 from forkpoint.llm.kernels.attention import append_and_attend
+from forkpoint.llm.kernels.call import Call
 from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.kernels.portable_attention import append_and_attend_with_torch
 from forkpoint.llm.kernels.reference import attend_exactly, attend_in_order, error_bound
@@ -230,20 +231,15 @@ def test_the_torch_version_does_not_depend_on_how_many_rows_a_pass_has(shape: Sh
 
 
 def _with_torch(shape: Shape, tokens: Tokens, size: int) -> torch.Tensor:
-    from forkpoint.llm.kernels.attention import geometry_of
-
-    pages = shape.arena(shape.num_pages(len(tokens)))
-    geometry = geometry_of(tokens.query, tokens.key, tokens.value, pages)
+    pages, variant = shape.arena(shape.num_pages(len(tokens))), shape.variant
     table = torch.arange(len(pages), dtype=torch.int32)[None]
+    asked = (1, variant.scaling, variant.window, variant.softcap, variant.sinks)
     outs = []
     for start in range(0, len(tokens), size):
         part = tokens[start : start + size]
         segments = torch.tensor([[0, len(part), start]])
-        outs.append(
-            append_and_attend_with_torch(
-                part.query, part.key, part.value, pages, segments, table, 1, shape.variant, geometry
-            )
-        )
+        call = Call(part.query, part.key, part.value, pages, segments, table, *asked)
+        outs.append(append_and_attend_with_torch(call))
     return torch.cat(outs)
 
 

@@ -8,16 +8,15 @@ or threads there are beside it. The two differ from one another in the last bits
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from forkpoint.errors import InvalidInput
-from forkpoint.llm.kernels.geometry import PageGeometry
+from forkpoint.llm.kernels.call import Call
 from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.kernels.portable_attention import append_and_attend_with_torch
-from forkpoint.llm.kernels.variant import Variant
 
 _LIBRARY: Final = torch.library.Library("forkpoint", "FRAGMENT")
 _LIBRARY.define(
@@ -66,79 +65,25 @@ def append_and_attend(
     return out
 
 
-def geometry_of(query: Tensor, key: Tensor, value: Tensor, pages: Tensor) -> PageGeometry:
-    """The pages' geometry, as the shapes of a call imply.
-
-    Raises:
-        InvalidInput: ``invalid_input.attention`` where they do not fit together.
-    """
-    heads, dims = key.shape[1], key.shape[2] + value.shape[2]
-    fits = (
-        query.shape[2] == key.shape[2]
-        and value.shape[1] == heads
-        and query.shape[1] % heads == 0
-        and len(query) == len(key) == len(value)
-        and pages.shape[2] % (heads * dims) == 0
-        and query.dtype == key.dtype == value.dtype == pages.dtype
-    )
-    if not fits:
-        shapes = " ".join(f"{tuple(part.shape)} {part.dtype}" for part in (query, key, value, pages))
-        raise InvalidInput(f"query, key, value and pages do not fit together: {shapes}", code="attention")
-    return PageGeometry(
-        page_tokens=pages.shape[2] // (heads * dims),
-        num_layers=pages.shape[1],
-        heads=heads,
-        key_dim=key.shape[2],
-        value_dim=value.shape[2],
-        dtype=pages.dtype,
-    )
-
-
-def _on_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pages: Tensor,
-    segments: Tensor,
-    tables: Tensor,
-    layer: int,
-    scaling: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
+def _on_cpu(*given: Any) -> Tensor:
     native = find_native()
-    if native is None:
-        return _with_torch(query, key, value, pages, segments, tables, layer, scaling, window, softcap, sinks)
-    geometry = geometry_of(query, key, value, pages)
-    variant = Variant(scaling=scaling, window=window, softcap=softcap, sinks=sinks)
-    return _natively(native, query, key, value, pages, segments, tables, layer, variant, geometry)
+    return _with_torch(*given) if native is None else _natively(native, Call(*given))
 
 
-def _natively(
-    native: ModuleType,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pages: Tensor,
-    segments: Tensor,
-    tables: Tensor,
-    layer: int,
-    variant: Variant,
-    geometry: PageGeometry,
-) -> Tensor:
-    query, key, value = _row_by_row(query), _row_by_row(key), _row_by_row(value)
+def _natively(native: ModuleType, call: Call) -> Tensor:
+    geometry, pages = call.geometry(), call.pages
+    query, key, value = _row_by_row(call.query), _row_by_row(call.key), _row_by_row(call.value)
     out = query.new_empty(len(query), query.shape[1], geometry.value_dim)
-    segments, tables = segments.to(torch.int64).contiguous(), tables.to(torch.int32).contiguous()
-    sinks = None if variant.sinks is None else variant.sinks.to(torch.float32).contiguous()
-    if not pages.is_contiguous() or not 0 <= layer < geometry.num_layers:
-        raise InvalidInput(f"layer {layer} of pages {tuple(pages.shape)} cannot be used", code="attention")
+    segments, tables = call.segments.to(torch.int64).contiguous(), call.tables.to(torch.int32).contiguous()
+    sinks = None if call.sinks is None else call.sinks.to(torch.float32).contiguous()
+    if not pages.is_contiguous() or not 0 <= call.layer < geometry.num_layers:
+        raise InvalidInput(f"layer {call.layer} of pages {tuple(pages.shape)} cannot be used", code="attention")
     sizes = (len(query), query.shape[1])
     try:
         native.append_and_attend(
             _rows(query), _rows(key), _rows(value), _rows(out), *sizes, pages.data_ptr(), len(pages), geometry.native_shape,
-            segments.data_ptr(), len(segments), tables.data_ptr(), tables.shape[1], layer, variant.scaling, variant.window,
-            variant.softcap, 0 if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
+            segments.data_ptr(), len(segments), tables.data_ptr(), tables.shape[1], call.layer, call.scaling, call.window,
+            call.softcap, 0 if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
     except ValueError as error:
         raise InvalidInput(str(error), code="routes") from error
@@ -154,22 +99,8 @@ def _rows(rows: Tensor) -> tuple[int, int]:
     return rows.data_ptr(), rows.stride(0)
 
 
-def _with_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pages: Tensor,
-    segments: Tensor,
-    tables: Tensor,
-    layer: int,
-    scaling: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
-    geometry = geometry_of(query, key, value, pages)
-    variant = Variant(scaling=scaling, window=window, softcap=softcap, sinks=sinks)
-    return append_and_attend_with_torch(query, key, value, pages, segments, tables, layer, variant, geometry)
+def _with_torch(*given: Any) -> Tensor:
+    return append_and_attend_with_torch(Call(*given))
 
 
 def _meta(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:

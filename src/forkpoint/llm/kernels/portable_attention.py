@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forkpoint.errors import InvalidInput
+from forkpoint.llm.kernels.call import Call
 from forkpoint.llm.kernels.geometry import TILE_TOKENS, PageGeometry
 from forkpoint.llm.kernels.variant import BLOCK_TOKENS, Variant
 
@@ -19,26 +20,18 @@ _ROWS: Final = 16
 """Query rows of one product."""
 
 
-def append_and_attend_with_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pages: Tensor,
-    segments: Tensor,
-    tables: Tensor,
-    layer: int,
-    variant: Variant,
-    geometry: PageGeometry,
-) -> Tensor:
+def append_and_attend_with_torch(call: Call) -> Tensor:
     """See ``kernels.attention.append_and_attend``."""
+    query, geometry, variant = call.query, call.geometry(), call.variant
     out = query.new_zeros(len(query), query.shape[1], geometry.value_dim)
     lanes = [
-        _Lane(pages, table, layer, geometry, *segment) for segment, table in zip(segments.tolist(), tables, strict=True)
+        _Lane(call.pages, table, call.layer, geometry, *segment)
+        for segment, table in zip(call.segments.tolist(), call.tables, strict=True)
     ]
     for lane in lanes:
         lane.check(len(query))
     for lane in lanes:
-        lane.append(key, value)
+        lane.append(call.key, call.value)
     for lane in lanes:
         for first in range(lane.first_row, lane.first_row + lane.rows, _ROWS):
             count = min(_ROWS, lane.first_row + lane.rows - first)

@@ -1,0 +1,60 @@
+"""The arguments of routed attention by name, and what follows from them; ``attention.append_and_attend`` says what each is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from forkpoint.errors import InvalidInput
+from forkpoint.llm.kernels.geometry import PageGeometry
+from forkpoint.llm.kernels.variant import Variant
+
+
+class Call(NamedTuple):
+    """One call, in the order of the op's arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    pages: Tensor
+    segments: Tensor
+    tables: Tensor
+    layer: int
+    scaling: float
+    window: int
+    softcap: float
+    sinks: Tensor | None
+
+    @property
+    def variant(self) -> Variant:
+        """What the model asks of attention."""
+        return Variant(scaling=self.scaling, window=self.window, softcap=self.softcap, sinks=self.sinks)
+
+    def geometry(self) -> PageGeometry:
+        """The pages' geometry, as the shapes imply.
+
+        Raises:
+            InvalidInput: ``invalid_input.attention`` where they do not fit together.
+        """
+        query, key, value, pages = self.query, self.key, self.value, self.pages
+        heads, dims = key.shape[1], key.shape[2] + value.shape[2]
+        fits = (
+            query.shape[2] == key.shape[2]
+            and value.shape[1] == heads
+            and query.shape[1] % heads == 0
+            and len(query) == len(key) == len(value)
+            and pages.shape[2] % (heads * dims) == 0
+            and query.dtype == key.dtype == value.dtype == pages.dtype
+        )
+        if not fits:
+            shapes = " ".join(f"{tuple(part.shape)} {part.dtype}" for part in (query, key, value, pages))
+            raise InvalidInput(f"query, key, value and pages do not fit together: {shapes}", code="attention")
+        return PageGeometry(
+            page_tokens=pages.shape[2] // (heads * dims),
+            num_layers=pages.shape[1],
+            heads=heads,
+            key_dim=key.shape[2],
+            value_dim=value.shape[2],
+            dtype=pages.dtype,
+        )
