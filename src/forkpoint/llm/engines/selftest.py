@@ -7,8 +7,6 @@ give the bits of the probe, results do not depend on how, beside what and on how
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Final, Protocol, final
 from forkpoint.errors import CapacityExceeded, Error
 from forkpoint.ids import ObjectId, digest_of, parse_object_id
 from forkpoint.llm.engines.base import Logits
+from forkpoint.llm.engines.cached import put_text
 from forkpoint.llm.resident.base import GroupSpec, State, Strategy
 from forkpoint.llm.resident.plan import DecodePlan
 from forkpoint.state.canonical import Record, canonical_bytes
@@ -117,15 +116,9 @@ class FindingsCache:
             return None
 
     def put(self, key: Record, findings: Findings) -> None:
-        """Remember findings. A cache that cannot be written costs time, not correctness."""
+        """Remember findings."""
         stored = {name: getattr(findings, name) for name in ("probe", "repeats", "differing", "are_threads_alike")}
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
-                json.dump(stored, file)
-            os.replace(file.name, self._path(key))  # noqa: PTH105
-        except OSError:
-            return
+        put_text(self._path(key), json.dumps(stored))
 
     def _path(self, key: Record) -> Path:
         return self._folder / digest_of([canonical_bytes(key)]).removeprefix("b3:")

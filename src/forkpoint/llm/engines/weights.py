@@ -8,8 +8,6 @@ Between two commits such a write is not seen.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 
 from forkpoint.errors import Incompatible, InvalidInput
 from forkpoint.ids import ObjectId
+from forkpoint.llm.engines.cached import put_text
 from forkpoint.llm.engines.plain import held_tensors, plain_parameters
 
 Progress = Callable[[str, int, int], None]
@@ -151,14 +150,8 @@ class DigestCache:
         return ObjectId(text) if text.startswith("b3:") and len(text) == 67 else None
 
     def put(self, key: str, digest: ObjectId) -> None:
-        """Remember a digest. A cache that cannot be written costs time, not correctness."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
-                file.write(digest)
-            os.replace(file.name, self._path(key))  # noqa: PTH105
-        except OSError:
-            return
+        """Remember a digest."""
+        put_text(self._path(key), digest)
 
     def _path(self, key: str) -> Path:
         return self._folder / blake3(key.encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Attention of one lane, written to be read: the order of every sum that the native kernel keeps, and the float64 oracle of both.
 
-``attend_in_order`` computes what ``native/attention_block.h`` and ``attention_weights.h`` compute, in the same order and with the same roundings; a fused
-multiply-add is taken in float64 and rounded to float32, which differs from a truly fused one about once in 10^8 operations. Neither
-function is fast, and neither is used to serve.
+``attend_in_order`` computes what ``native/attention_block.h`` and ``native/attention_weights.h`` compute, in the same order and with the
+same roundings; a fused multiply-add is taken in float64 and rounded to float32, which differs from a truly fused one about once in 10^8
+operations. Neither function is fast, and neither is used to serve.
 """
 
 from __future__ import annotations

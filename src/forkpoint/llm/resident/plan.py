@@ -118,10 +118,9 @@ class DecodePlan:
         self.num_served += 1
         self.num_rows += step.num_rows
         logits = self._executor.run(step, output_rows, threads=threads)
+        # A sum is much faster than a look at each; infinities of both signs give no number too, hence the second look.
         with np.errstate(invalid="ignore", over="ignore"):
-            is_suspect = np.isnan(
-                logits.sum()
-            )  # much faster than a look at each, and infinities of both signs give it too
+            is_suspect = bool(np.isnan(logits.sum()))
         if is_suspect and np.isnan(logits).any():
             raise Corrupt("the model gave logits that are not numbers; check its weights and its dtype", code="logits")
         return logits
