@@ -61,6 +61,14 @@ def test_what_was_checked_out_is_the_parent_of_what_follows() -> None:
     assert Lineage(committed=an_id(5)).child().parents() == continues(5)
 
 
+def test_a_commit_settles_the_parents() -> None:
+    root = Lineage()
+    leaf = root.child()
+    leaf.mark_committed(an_id(2))
+    root.mark_committed(an_id(1))
+    assert leaf.parents() == ()
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=20), st.data())
 def test_in_any_tree_a_link_finds_its_nearest_committed_ancestor_of_when_it_was_first_asked(
     steps: list[tuple[int, bool]], data: st.DataObject

@@ -52,11 +52,11 @@ class Lineage:
         return self._id
 
     def mark_committed(self, manifest_id: ManifestId) -> None:
-        """Note that the value was published under this id."""
+        """Note that the value was published under this id, with the parents it has now."""
+        self.parents()
         self._committed = manifest_id
         self._id = manifest_id
-        if self._parents is not None:
-            self._parent = None  # what came before is not asked for again
+        self._parent = None  # what came before is not asked for again
 
     def _nearest(self) -> tuple[Parent, ...]:
         link = self._parent
