@@ -198,6 +198,10 @@ class TransformersRuntime:
         Args:
             output: whose logits are wanted: ``none``, ``last`` (of each lane) or ``all`` rows.
             threads: instead of those of the load.
+
+        Raises:
+            CapacityExceeded: ``capacity.plan`` with ``reason`` for what the plan cannot serve, or as ``PagedStrategy.reserve_many``.
+            Corrupt: ``corrupt.logits``. Incompatible: ``incompatible.weights`` or ``incompatible.settings``.
         """
         with self._lock:
             self._watch.check()
