@@ -4,27 +4,13 @@
 #include <cstring>
 #include <new>
 
+#include "dispatch.h"
+
 namespace forkpoint {
+
+FORKPOINT_DECLARE_TABLE(AttentionKernels, attention_kernels)
+
 namespace {
-
-struct Kernels {
-  decltype(&portable::attend_shared) attend_shared;
-  decltype(&portable::attend_tile) attend_tile;
-  decltype(&portable::merge_partials) merge_partials;
-};
-
-#define FORKPOINT_KERNELS_OF(NAMESPACE) Kernels{&NAMESPACE::attend_shared, &NAMESPACE::attend_tile, &NAMESPACE::merge_partials}
-
-Kernels kernels() {
-  switch (instruction_set()) {
-#if FORKPOINT_HAS_avx512_bf16
-    case InstructionSet::avx512_bf16: return FORKPOINT_KERNELS_OF(avx512_bf16);
-    case InstructionSet::avx512: return FORKPOINT_KERNELS_OF(avx512);
-    case InstructionSet::avx2: return FORKPOINT_KERNELS_OF(avx2);
-#endif
-    default: return FORKPOINT_KERNELS_OF(portable);
-  }
-}
 
 constexpr int64_t most_partial_floats = int64_t(8) << 20;  // 32 MiB of partial results at a time
 
@@ -41,7 +27,7 @@ struct Round {
   int64_t tiles, first_shared, num_shared;
 };
 
-void compute(const Pass& pass, const Round& round, const Kernels& kernels, Scratch& scratch, int thread) {
+void compute(const Pass& pass, const Round& round, const AttentionKernels& kernels, Scratch& scratch, int thread) {
   int64_t heads = pass.routes.geometry.heads, tile_items = round.tiles * heads, items = tile_items + round.num_shared * heads;
   float* workspace = scratch.thread_floats(thread);
   for (int64_t item; (item = scratch.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
@@ -54,7 +40,7 @@ void compute(const Pass& pass, const Round& round, const Kernels& kernels, Scrat
   }
 }
 
-void merge(const Pass& pass, const Kernels& kernels, Scratch& scratch, bool is_last_round) {
+void merge(const Pass& pass, const AttentionKernels& kernels, Scratch& scratch, bool is_last_round) {
   int64_t heads = pass.call.query_heads, items = int64_t(pass.routes.partial_rows.size()) * heads;
   for (int64_t item; (item = scratch.next_merge.fetch_add(1, std::memory_order_relaxed)) < items;)
     kernels.merge_partials(pass, item / heads, item % heads, is_last_round);
@@ -108,7 +94,7 @@ void append(const Routes& routes, int64_t layer, const void* key, int64_t key_st
 
 void attend(const Routes& routes, const Attention& call, const void* query, int64_t query_stride, void* out, int64_t out_stride,
             const void* pages, Scratch& scratch, Slice slice) {
-  Kernels chosen = kernels();
+  const AttentionKernels& chosen = chosen_attention_kernels();
   clear_padding(routes, call, static_cast<char*>(out), out_stride, slice);
   int64_t blocks = last_block(routes) + 1, step = scratch.blocks_per_round(), shared = 0;
   for (int64_t first = 0; first == 0 || first < blocks; first += step) {

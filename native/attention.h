@@ -67,15 +67,11 @@ inline int64_t slot_width(const PageGeometry& geometry) { return (geometry.value
 inline int64_t slot_floats(const PageGeometry& geometry) { return slot_width(geometry) + 16; }
 int64_t workspace_floats(const PageGeometry&, int64_t query_heads);
 
-#define FORKPOINT_ATTENTION_KERNELS(NAMESPACE)                                                    \
-  namespace NAMESPACE {                                                                           \
-  void attend_shared(const Pass&, const SharedBlock&, int64_t head, float* workspace);            \
-  void attend_tile(const Pass&, const RowTile&, int64_t head, float* workspace);                  \
-  void merge_partials(const Pass&, int64_t partial_row, int64_t query_head, bool is_last_round);  \
-  }
-FORKPOINT_ATTENTION_KERNELS(portable)
-FORKPOINT_ATTENTION_KERNELS(avx2)
-FORKPOINT_ATTENTION_KERNELS(avx512)
-FORKPOINT_ATTENTION_KERNELS(avx512_bf16)
+// The part that exists once for each instruction set.
+struct AttentionKernels {
+  void (*attend_shared)(const Pass&, const SharedBlock&, int64_t head, float* workspace);
+  void (*attend_tile)(const Pass&, const RowTile&, int64_t head, float* workspace);
+  void (*merge_partials)(const Pass&, int64_t partial_row, int64_t query_head, bool is_last_round);
+};
 
 }  // namespace forkpoint

@@ -209,8 +209,6 @@ void merge_partials_as(const Pass& pass, int64_t partial_row, int64_t query_head
   finish(running, pass.call.sinks ? pass.call.sinks + query_head : nullptr, g.value_dim, width, out);
 }
 
-}  // namespace
-
 void attend_shared(const Pass& pass, const SharedBlock& shared, int64_t head, float* workspace) {
   by_dtype(pass.routes.geometry.dtype, [&](auto element) {
     attend_shared_as<decltype(element)>(pass, shared, head, Workspace(workspace, pass.routes.geometry));
@@ -228,6 +226,11 @@ void merge_partials(const Pass& pass, int64_t partial_row, int64_t query_head, b
     merge_partials_as<decltype(element)>(pass, partial_row, query_head, is_last_round);
   });
 }
+
+}  // namespace
+
+extern const AttentionKernels attention_kernels;
+const AttentionKernels attention_kernels{&attend_shared, &attend_tile, &merge_partials};
 
 }  // namespace FORKPOINT_ISA
 }  // namespace forkpoint

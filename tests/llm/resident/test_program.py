@@ -16,9 +16,9 @@ from transformers import AutoConfig
 
 from forkpoint.errors import InvalidInput
 from forkpoint.llm import TransformersEngine
+from forkpoint.llm.engines.attention import ATTENTION
 from forkpoint.llm.engines.inspection import find_groups
 from forkpoint.llm.engines.replacement import replace_modules
-from forkpoint.llm.engines.rows import ATTENTION
 from forkpoint.llm.kernels.native import find_native
 from forkpoint.llm.resident.base import GroupSpec
 from forkpoint.llm.resident.program import Program, build_program

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-import forkpoint.llm.engines.rows  # noqa: F401 (registers the attention that the model calls)
+import forkpoint.llm.engines.attention  # noqa: F401 (registers the attention that the model calls)
 from forkpoint.errors import Incompatible
 from forkpoint.llm.resident.base import AttentionCall, GroupSpec
 from forkpoint.llm.resident.routed import STEP_KEYWORD

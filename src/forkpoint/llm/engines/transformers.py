@@ -14,10 +14,10 @@ from forkpoint.errors import Conflict, InvalidInput
 from forkpoint.ids import Bytes
 from forkpoint.llm import opening
 from forkpoint.llm.continuation import Continuation, generate_together
+from forkpoint.llm.engines.attention import ATTENTION
 from forkpoint.llm.engines.base import Exactness, PrefillProgress, no_progress
 from forkpoint.llm.engines.doctor import EngineReport, describe
 from forkpoint.llm.engines.loading import make_runtime, page_size, parameters_digest, set_threads
-from forkpoint.llm.engines.rows import ATTENTION
 from forkpoint.llm.engines.runtime import TransformersRuntime
 from forkpoint.llm.engines.selftest import FindingsCache
 from forkpoint.llm.engines.sources import BUNDLED, LoadedModel, Note, load_model

@@ -1,7 +1,7 @@
 """The seam behind which continuations live in memory: state groups, states, reservations, strategies.
 
-A *state* is an immutable view of processed tokens ``[0, length)``. Appending is a transaction over all layers: reserve rows, append
-and attend layer by layer, then commit (a new, longer state) or abort (nothing became visible).
+A *state* is an immutable view of processed tokens ``[0, length)``. Appending is a transaction over all layers: reserve rows, run a
+pass that writes them in every layer, then commit (a new, longer state) or abort (nothing became visible).
 """
 
 from __future__ import annotations

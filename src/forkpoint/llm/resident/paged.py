@@ -139,7 +139,7 @@ class PagedStrategy:
     ) -> tuple[PagedBranches, list[PagedReservation]]:
         """See ``State.reserve_branches``."""
         branches = self._reserve([(state, length) for length in lengths], in_place=False)
-        return PagedBranches(state.length, branches), branches
+        return PagedBranches(branches), branches
 
     def num_fitting_branches(self, state: PagedState, lengths: Sequence[int]) -> int:
         """How many of these alternatives, from the first on, can be reserved at the same time; 0 where not even one can."""

@@ -120,7 +120,7 @@ def build_program(
     """Trace, lower and bind a model whose modules were replaced.
 
     Args:
-        model: a causal language model of transformers that attends through ``engines/rows.py``.
+        model: a causal language model of transformers that attends through ``engines/attention.py``.
         groups: its state groups.
         pages: one tensor a group, ``[pages layers elements]``.
         page_tokens: tokens of a page.

@@ -56,9 +56,7 @@ class PagedReservation:
 class PagedBranches:
     """Owns the rows of alternatives, none of which is kept."""
 
-    def __init__(self, start: int, branches: Sequence[PagedReservation]) -> None:
-        self.start = start
-        self.stop = max(branch.stop for branch in branches)
+    def __init__(self, branches: Sequence[PagedReservation]) -> None:
         self._branches = tuple(branches)
 
     def abort(self) -> None:

@@ -1,6 +1,6 @@
 """A pass said by tensors alone: which rows are whose, and which pages each lane's keys and values lie in.
 
-What the registered attention of ``engines/rows.py`` is given when a pass runs over pages: it calls one operation for all lanes of a layer.
+The registered attention (``engines/attention.py``) is given it when a pass runs over pages: one operation for all lanes of a layer.
 """
 
 from __future__ import annotations
