@@ -19,15 +19,16 @@ constexpr int64_t piece_bytes = 768 << 10;
 inline void prefetch(const char* address) { __builtin_prefetch(address, 0, 2); }
 
 // How a step over the inputs reads weights and rows, for each dtype. `Input` is the form that rows are converted to.
-struct Float32 {
-  using Element = float;
+template <class E>
+struct OneByOne {
+  using Element = E;
   using Input = float;
-  static constexpr int64_t step_inputs = 1, step_bytes = 64;
+  static constexpr int64_t step_inputs = 1, step_bytes = 16 * sizeof(E);
   template <int Rows, int Blocks>
   static inline void step(const float* x, int64_t x_stride, const char* weights, int64_t block_bytes, Vector (&sums)[Rows][Blocks]) {
     Vector w[Blocks];
 #pragma GCC unroll 4
-    for (int b = 0; b < Blocks; b++) w[b] = load(reinterpret_cast<const float*>(weights + b * block_bytes));
+    for (int b = 0; b < Blocks; b++) w[b] = load(reinterpret_cast<const E*>(weights + b * block_bytes));
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
       Vector input = broadcast(x[r * x_stride]);
@@ -36,24 +37,8 @@ struct Float32 {
     }
   }
 };
-
-struct Float16 {
-  using Element = float16;
-  using Input = float;
-  static constexpr int64_t step_inputs = 1, step_bytes = 32;
-  template <int Rows, int Blocks>
-  static inline void step(const float* x, int64_t x_stride, const char* weights, int64_t block_bytes, Vector (&sums)[Rows][Blocks]) {
-    Vector w[Blocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < Blocks; b++) w[b] = load(reinterpret_cast<const float16*>(weights + b * block_bytes));
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++) {
-      Vector input = broadcast(x[r * x_stride]);
-#pragma GCC unroll 4
-      for (int b = 0; b < Blocks; b++) sums[r][b] = multiply_add(input, w[b], sums[r][b]);
-    }
-  }
-};
+using Float32 = OneByOne<float>;
+using Float16 = OneByOne<float16>;
 
 struct Pair {
   Vector first, second;
