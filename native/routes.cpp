@@ -22,11 +22,13 @@ Routes::Routes(const int64_t* given, int64_t num_segments, const int32_t* tables
 }
 
 void Routes::check(int64_t num_rows, int64_t num_pages, int64_t table_width) const {
-  for (const Segment& segment : segments) {
-    if (segment.first_row < 0 || segment.rows < 0 || segment.first_row + segment.rows > num_rows || segment.first_position < 0)
+  for (const Segment& segment : segments) {  // compared so that no sum can overflow
+    if (segment.rows < 0 || segment.rows > num_rows || segment.first_row < 0 || segment.first_row > num_rows - segment.rows ||
+        segment.first_position < 0)
       throw std::invalid_argument("a segment lies outside the rows of its pass");
+    if (segment.first_position > table_width * geometry.page_tokens - segment.rows)
+      throw std::invalid_argument("a page table is shorter than its lane");
     int64_t pages = (segment.stop() + geometry.page_tokens - 1) / geometry.page_tokens;
-    if (pages > table_width) throw std::invalid_argument("a page table is shorter than its lane");
     for (int64_t p = 0; p < pages; p++)
       if (segment.table[p] < 0 || segment.table[p] >= num_pages) throw std::invalid_argument("a page table leads to no page");
   }

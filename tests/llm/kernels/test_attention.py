@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -252,6 +252,9 @@ def _with_torch(shape: Shape, tokens: Tokens, size: int) -> torch.Tensor:
         ([0, 4, 0], [7, 1]),  # a page that is not there
         ([0, 4, -1], [0, 1]),  # before the first position
         ([-1, 4, 0], [0, 1]),
+        ([0, 1, 2**63 - 1], [0, 1]),  # sums that overflow
+        ([2**63 - 1, 1, 0], [0, 1]),
+        ([3, 2**63 - 2, 0], [0, 1]),
     ],
 )
 def test_routes_that_lead_nowhere_are_refused_and_nothing_is_written(segment: list[int], table: list[int]) -> None:
@@ -277,6 +280,35 @@ def test_shapes_and_dtypes_that_do_not_fit_together_are_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match="fit together"):
             append_and_attend(tokens.query, key, tokens.value, pages, segments, table, 0, 0.2, 0, 0.0, None)
+
+
+@pytest.mark.parametrize("kernel", [append_and_attend, lambda *given: append_and_attend_with_torch(Call(*given))])
+def test_what_an_address_would_be_taken_of_has_the_shape_that_is_read(kernel: Callable[..., torch.Tensor]) -> None:
+    shape = Shape()
+    tokens, pages = random_tokens(shape, 4), shape.arena(2)
+    segments, tables = torch.tensor([[0, 4, 0]]), torch.tensor([[0, 1]], dtype=torch.int32)
+    given = [tokens.query, tokens.key, tokens.value, pages, segments, tables, 0, 0.2, 0, 0.0, None]
+    kernel(*given)
+    for place, wrong in (
+        (0, tokens.query[:, 0]),
+        (0, tokens.query[:, :0]),
+        (1, tokens.key[:, :0]),
+        (3, pages[0]),
+        (4, segments.float()),
+        (4, segments[:, :2].contiguous()),
+        (4, torch.tensor([[0, 1, 0], [1, 1, 0]])),  # more lanes than tables
+        (5, tables[0]),
+        (5, tables.long()),
+        (6, -1),
+        (6, pages.shape[1]),
+        (8, -1),
+        (9, -1.0),
+        (9, float("nan")),
+        (10, torch.zeros(1)),
+        (10, torch.zeros(shape.query_heads, 1)),
+    ):
+        with pytest.raises(InvalidInput):
+            kernel(*given[:place], wrong, *given[place + 1 :])
 
 
 def test_the_op_has_a_shape_without_values() -> None:

@@ -144,12 +144,17 @@ def test_what_does_not_fit_is_refused_before_memory_is_read() -> None:
         pack(torch.zeros(3, 3, dtype=torch.int8))
     with pytest.raises(InvalidInput):
         unpack(packed, 32, 33)
+    for x in (torch.zeros(2, 33, dtype=torch.float64), torch.zeros(2, 0), torch.tensor(0.0)):
+        with pytest.raises(InvalidInput):
+            packed_linear(x, packed.to(x.dtype) if x.numel() else packed[:0], None, 20)
+    for embed in (packed_embedding, dense._embedding_with_torch):
+        for ids in (torch.tensor([20]), torch.tensor([-1]), torch.tensor([0.5])):
+            with pytest.raises(InvalidInput) as outside:
+                embed(ids, packed, 20, 33)
+            assert outside.value.code == "invalid_input.tokens"
     if find_native():
         with pytest.raises(InvalidInput):
             packed_linear(torch.zeros(2, 33), packed, torch.zeros(19), 20)
-        with pytest.raises(InvalidInput) as outside:
-            packed_embedding(torch.tensor([20]), packed, 20, 33)
-        assert outside.value.code == "invalid_input.tokens"
 
 
 def test_packing_into_a_tensor_counts_as_a_change_of_it() -> None:

@@ -72,12 +72,13 @@ def _on_cpu(*given: Any) -> Tensor:
 
 def _natively(native: ModuleType, call: Call) -> Tensor:
     geometry, pages = call.geometry(), call.pages
+    call.check()
     query, key, value = _row_by_row(call.query), _row_by_row(call.key), _row_by_row(call.value)
     out = query.new_empty(len(query), query.shape[1], geometry.value_dim)
-    segments, tables = call.segments.to(torch.int64).contiguous(), call.tables.to(torch.int32).contiguous()
+    segments, tables = call.segments.contiguous(), call.tables.contiguous()
     sinks = None if call.sinks is None else call.sinks.to(torch.float32).contiguous()
-    if not pages.is_contiguous() or not 0 <= call.layer < geometry.num_layers:
-        raise InvalidInput(f"layer {call.layer} of pages {tuple(pages.shape)} cannot be used", code="attention")
+    if not pages.is_contiguous():
+        raise InvalidInput(f"pages {tuple(pages.shape)} do not lie side by side in memory", code="attention")
     sizes = (len(query), query.shape[1])
     try:
         native.append_and_attend(

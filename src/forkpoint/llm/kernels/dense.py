@@ -110,12 +110,22 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, block_rows: in
     return (outs[0] if len(outs) == 1 else torch.cat(outs))[: len(rows)]
 
 
+def _check_ids(ids: Tensor, outputs: int) -> None:
+    if ids.dtype != torch.int64 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < outputs):
+        raise InvalidInput(f"token ids must be int64 in [0, {outputs})", code="tokens")
+
+
+def _num_inputs(x: Tensor) -> int:
+    return x.shape[-1] if x.dim() else 0  # a number has no inputs, which no packed weights fit
+
+
 def _step(dtype: torch.dtype) -> int:
     return 2 if dtype == torch.bfloat16 else 1
 
 
 def _check(packed: Tensor, dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    if packed.dtype != dtype or packed.numel() != packed_elements(inputs, outputs, dtype) or not packed.is_contiguous():
+    fits = packed.dtype == dtype and dtype in DTYPE_CODES and inputs > 0 and outputs >= 0
+    if not fits or packed.numel() != packed_elements(inputs, outputs, dtype) or not packed.is_contiguous():
         raise InvalidInput(
             f"packed weights of {packed.numel()} {packed.dtype} are not those of {outputs} outputs and {inputs} inputs in {dtype}",
             code="packed",
@@ -139,7 +149,7 @@ def _linear_on_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int)
     native = find_native()
     if native is None:
         return _linear_with_torch(x, packed, bias, outputs)
-    inputs = x.shape[-1]
+    inputs = _num_inputs(x)
     _check(packed, x.dtype, inputs, outputs)
     if bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,) or not bias.is_contiguous()):
         raise InvalidInput(f"a bias of {tuple(bias.shape)} {bias.dtype} does not fit {outputs} outputs", code="packed")
@@ -155,7 +165,7 @@ def _linear_on_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int)
 
 
 def _linear_with_torch(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    _check(packed, x.dtype, x.shape[-1], outputs)
+    _check(packed, x.dtype, _num_inputs(x), outputs)
     weight = _unpack_with_torch(packed, x.shape[-1], outputs)
     rows = in_blocks(lambda block: F.linear(block, weight, bias), x.reshape(-1, x.shape[-1]))
     return rows.view(*x.shape[:-1], outputs)
@@ -166,9 +176,8 @@ def _embedding_on_cpu(ids: Tensor, packed: Tensor, outputs: int, dim: int) -> Te
     if native is None:
         return _embedding_with_torch(ids, packed, outputs, dim)
     _check(packed, packed.dtype, dim, outputs)
-    flat = ids.reshape(-1).to(torch.int64).contiguous()
-    if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < outputs:
-        raise InvalidInput(f"token ids must lie in [0, {outputs})", code="tokens")
+    _check_ids(ids, outputs)
+    flat = ids.reshape(-1).contiguous()
     out = packed.new_empty(*ids.shape, dim)
     native.packed_embedding(
         flat.data_ptr(), packed.data_ptr(), out.data_ptr(), dim, len(flat), dim, outputs, DTYPE_CODES[packed.dtype],
@@ -179,6 +188,7 @@ def _embedding_on_cpu(ids: Tensor, packed: Tensor, outputs: int, dim: int) -> Te
 
 def _embedding_with_torch(ids: Tensor, packed: Tensor, outputs: int, dim: int) -> Tensor:
     _check(packed, packed.dtype, dim, outputs)
+    _check_ids(ids, outputs)
     step = _step(packed.dtype)
     blocks = packed.view(-1, -(-dim // step), LANES, step)
     rows = blocks[ids.div(LANES, rounding_mode="floor"), :, ids % LANES]

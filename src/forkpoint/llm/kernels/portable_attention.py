@@ -23,6 +23,7 @@ _ROWS: Final = 16
 def append_and_attend_with_torch(call: Call) -> Tensor:
     """See ``kernels.attention.append_and_attend``."""
     query, geometry, variant = call.query, call.geometry(), call.variant
+    call.check()
     out = query.new_zeros(len(query), query.shape[1], geometry.value_dim)
     lanes = [
         _Lane(call.pages, table, call.layer, geometry, *segment)

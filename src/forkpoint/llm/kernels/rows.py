@@ -97,6 +97,11 @@ def _plain(weight: Tensor | None, dim: int) -> Tensor | None:
     return None if weight is None else weight.contiguous()
 
 
+def _check_rows(x: Tensor) -> None:
+    if x.dim() == 0:
+        raise InvalidInput("one number is no row; a norm is over rows", code="norm")
+
+
 def _number(kind: str) -> int:
     if kind not in _NUMBERS:
         raise InvalidInput(f"there is no activation {kind!r}; there are {', '.join(_NUMBERS)}", code="activation")
@@ -106,6 +111,7 @@ def _number(kind: str) -> int:
 def _rms_on_cpu(
     x: Tensor, weight: Tensor | None, epsilon: float, offset: float = 0.0, rounds_once: bool = False
 ) -> Tensor:
+    _check_rows(x)
     native = _native_for(x, weight)
     if native is None:
         return _rms_with_torch(x, weight, epsilon, offset, rounds_once)
@@ -131,6 +137,7 @@ def _rms_with_torch(
 
 
 def _layer_on_cpu(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
+    _check_rows(x)
     native = _native_for(x, weight, bias)
     if native is None:
         return _layer_with_torch(x, weight, bias, epsilon)
