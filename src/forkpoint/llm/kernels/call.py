@@ -65,7 +65,9 @@ class Call(NamedTuple):
         is_routed = segments.dtype == torch.int64 and tables.dtype == torch.int32 and tables.dim() == 2
         if not is_routed or segments.shape != (len(tables), 3):
             parts = " ".join(f"{tuple(part.shape)} {part.dtype}" for part in (segments, tables))
-            raise InvalidInput(f"segments and tables are not int64 [lanes 3] and int32 [lanes n]: {parts}", code="routes")
+            raise InvalidInput(
+                f"segments and tables are not int64 [lanes 3] and int32 [lanes n]: {parts}", code="routes"
+            )
 
     def _fits(self) -> bool:
         query, key, value, pages = self.query, self.key, self.value, self.pages
