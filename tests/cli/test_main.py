@@ -167,6 +167,21 @@ def test_a_reader_that_goes_away_is_no_error(story: Story) -> None:
         assert (process.returncode, said) == (0, ""), arguments
 
 
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("words", ["log", "log --json", "show main", "--version"])
+def test_what_cannot_be_written_is_no_bug_of_ours_however_it_is_buffered(
+    story: Story, words: str, buffering: str
+) -> None:
+    line, environment = command(words.split())
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            line, env=environment | {"PYTHONUNBUFFERED": buffering}, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )  # fmt: skip
+    assert done.returncode == 8
+    assert done.stderr.endswith("[unavailable.output]\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_long_log_piped_to_head_ends_quietly(story: Story) -> None:
     line, environment = command(["log", "--all", "--json"])
     piped = f"{' '.join(line)} | head -c 5"

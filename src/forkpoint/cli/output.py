@@ -13,7 +13,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from io import FileIO, TextIOWrapper
 from itertools import islice
 from typing import IO, Annotated, Any, Final, TypeAlias, final
 
@@ -69,6 +69,11 @@ def prepare_streams() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123 - open as long as the process
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stdout is sys.__stdout__ and isinstance(getattr(sys.stdout, "buffer", None), FileIO):
+        # Python was asked for no buffer (PYTHONUNBUFFERED). A line at a time it is then: what failed stays where it is found again.
+        sys.stdout = open(  # noqa: SIM115
+            sys.stdout.fileno(), "w", buffering=1, encoding=sys.stdout.encoding, closefd=False
+        )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
