@@ -529,10 +529,13 @@ def test_a_cached_digest_is_the_digest(folder: Path, tmp_path: Path) -> None:
     assert fresh.fingerprint == cached.fingerprint == load(folder, tmp_path / "b").fingerprint
 
 
-def test_a_torn_cache_file_is_a_miss(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", [b"b3:torn", b"", b"\xff\x00"])
+def test_a_torn_cache_file_is_a_miss(folder: Path, tmp_path: Path, torn: bytes) -> None:
     expected = load(folder, tmp_path / "cache").fingerprint
-    for path in (tmp_path / "cache" / "digests").iterdir():
-        path.write_text("b3:torn")
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} == {"digests", "selftests"}
+    for path in files:
+        path.write_bytes(torn)
     assert load(folder, tmp_path / "cache").fingerprint == expected
 
 

@@ -49,6 +49,9 @@ ENDLESS: Final = Sampling(temperature=0.7, seed=5, logit_bias=((1, -100.0),))
         ({"pool_bytes": 2048 * TOKEN_BYTES - 1}, "pool_bytes"),
         ({"max_context": 700, "pool_bytes": 43 * 16 * TOKEN_BYTES}, "pool_bytes"),
         ({"max_context": 2049}, "max_context"),
+        ({"max_context": "all"}, "max_context"),
+        ({"max_context": 700.0}, "max_context"),
+        ({"native": "no"}, "native"),
     ],
 )
 def test_a_residency_that_cannot_be_is_refused_by_name(

@@ -96,6 +96,7 @@ def test_wrong_candidates_and_options_are_refused(engine: TransformersEngine) ->
         (lambda: value.score([[5]], end="maybe"), "invalid_input.option"),  # type: ignore[arg-type]
         (lambda: value.score([[5]], normalise="bytes"), "invalid_input.option"),  # type: ignore[arg-type]
         (lambda: value.score([[5, 9999]]), "invalid_input.token"),
+        (lambda: value.score("a text"), "invalid_input.list"),
         (lambda: value.score([[5], [9999]]), "invalid_input.token"),
     ):
         with pytest.raises(InvalidInput) as caught:

@@ -118,3 +118,14 @@ def test_what_is_let_go_of_frees_its_pages(engine: TransformersEngine) -> None:
     gc.collect()
     assert engine.stats()["pages_held"] == before
     engine._open().strategy.check()
+
+
+def test_a_text_alone_is_not_taken_for_a_list_and_no_number_for_a_count(engine: TransformersEngine) -> None:
+    base = engine.start(some_tokens(5))
+    with pytest.raises(InvalidInput) as refused:
+        base.generate_many("ab", 1)
+    assert refused.value.code == "invalid_input.list"
+    for count in (0, True, None):
+        with pytest.raises(InvalidInput) as refused:
+            base.best_of(count, 1, sampling=DRAWN)  # type: ignore[arg-type]
+        assert refused.value.code == "invalid_input.count"

@@ -185,6 +185,7 @@ class Continuation:
         What they have in common is held in memory once, and read once a step for all. Returns one value a suffix, as ``generate`` would
         have given it alone.
         """
+        _check_list(suffixes)
         values = self._extended_by(suffixes)
         return generate_together(values, max_tokens, sampling=sampling, top_logprobs=top_logprobs)
 
@@ -202,6 +203,7 @@ class Continuation:
             score: of a generated value; the mean log-probability of its tokens unless told otherwise.
         """
         start = self if sampling is None else self.with_sampling(sampling)
+        _check_count("best_of", count)
         if count != 1 and start.sampling.temperature == 0.0:
             raise InvalidInput(
                 "at temperature 0 every stream gives the same; give a sampling with a temperature", code="temperature"
@@ -240,6 +242,7 @@ class Continuation:
             end: ``count`` adds the log-probability of the model's first end token after the text.
             normalise: ``tokens`` divides by the number of tokens counted.
         """
+        _check_list(texts)
         candidates = [self._runtime.codec.encode(text) if isinstance(text, str) else list(text) for text in texts]
         return score_alternatives(self._runtime, self._cursor, candidates, end=end, normalise=normalise)
 
@@ -251,8 +254,7 @@ class Continuation:
         """A plain fork keeps the random stream and so repeats exactly; ``fork(n)`` gives n values on streams 0 .. n-1. Copies nothing."""
         if count is None:
             return self._forked(self.sampling)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidInput(f"fork({count}): give 1 or more", code="count", count=str(count))
+        _check_count("fork", count)
         return [self.with_sampling(replace(self.sampling, stream=stream)) for stream in range(count)]
 
     def with_sampling(self, sampling: Sampling) -> Continuation:
@@ -447,6 +449,17 @@ def generate_together(
         value._generated(transcript, each, started)
         for value, transcript, each in zip(values, transcripts, samplings, strict=True)
     ]
+
+
+def _check_count(what: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidInput(f"{what}({count}): give 1 or more", code="count", count=str(count))
+
+
+def _check_list(texts: Sequence[str | Sequence[int]]) -> None:
+    """A text alone is a sequence too, of its characters; nobody means that."""
+    if isinstance(texts, str | bytes):
+        raise InvalidInput(f"give a list of texts, not one: [{texts!r}]", code="list")
 
 
 def mean_logprob(value: Continuation) -> float:

@@ -31,9 +31,9 @@ def make_runtime(
         InvalidInput: ``invalid_input.max_context`` for a context that the model does not take.
     """
     limit = context_limit(loaded.model)
-    if max_context is not None and not 2 <= max_context <= limit:
+    if max_context is not None and (type(max_context) is not int or not 2 <= max_context <= limit):
         raise InvalidInput(
-            f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=max_context
+            f"max_context is {max_context}; this model takes 2 to {limit}", code="max_context", have=str(max_context)
         )
     return TransformersRuntime(
         loaded, parameters=parameters, max_context=max_context or limit, known=known, residency=residency

@@ -145,7 +145,7 @@ class DigestCache:
         """The digest stored under a key, or None."""
         try:
             text = self._path(key).read_text()
-        except OSError:
+        except (OSError, UnicodeError):  # a file that cannot be read is as good as none
             return None
         return ObjectId(text) if text.startswith("b3:") and len(text) == 67 else None
 

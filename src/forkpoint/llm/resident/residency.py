@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forkpoint.errors import InvalidInput
 from forkpoint.llm.resident.pages import DEFAULT_PAGE_TOKENS, PageSize
 from forkpoint.llm.resident.plan import DEFAULT_LANES, PlanPolicy
 
@@ -18,6 +19,9 @@ class Residency:
         lanes: continuations that one decode step serves at most.
         plan: ``once``, or ``replan`` to build the plan anew for every pass, for comparison.
         native: whether the model may run as a native program; else it runs through transformers.
+
+    Raises:
+        InvalidInput: ``invalid_input.native`` for what is neither True nor False.
     """
 
     page_size: PageSize = DEFAULT_PAGE_TOKENS
@@ -25,3 +29,7 @@ class Residency:
     lanes: int = DEFAULT_LANES
     plan: PlanPolicy = "once"
     native: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.native, bool):
+            raise InvalidInput(f"native is {self.native!r}; use True or False", code="native", native=str(self.native))
