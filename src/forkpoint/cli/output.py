@@ -69,10 +69,11 @@ def prepare_streams() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123 - open as long as the process
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
-    if sys.stdout is sys.__stdout__ and isinstance(getattr(sys.stdout, "buffer", None), FileIO):
+    out: Any = sys.stdout
+    if out is sys.__stdout__ and isinstance(getattr(out, "buffer", None), FileIO):
         # Python was asked for no buffer (PYTHONUNBUFFERED). A line at a time it is then: what failed stays where it is found again.
         sys.stdout = open(  # noqa: SIM115
-            sys.stdout.fileno(), "w", buffering=1, encoding=sys.stdout.encoding, closefd=False
+            out.fileno(), "w", buffering=1, encoding=out.encoding, closefd=False
         )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -73,7 +73,7 @@ def describe(runtime: TransformersRuntime) -> EngineReport:
         refusal=None if refusal is None else f"{refusal.why} [{refusal.code}]",
         kernels=instruction_set()
         if find_native()
-        else "none: the extension was not built; torch versions serve, slower",
+        else "none: not built, or switched off; torch versions serve, slower",
         replaced=runtime.replacements.counts(),
         left=tuple(f"{name}: {why}" for name, why in runtime.replacements.left.items()),
         lanes=runtime.lanes,
