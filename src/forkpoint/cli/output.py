@@ -70,11 +70,10 @@ def prepare_streams() -> None:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     out: Any = sys.stdout
-    if out is sys.__stdout__ and isinstance(getattr(out, "buffer", None), FileIO):
+    is_own = sys.stdout is sys.__stdout__
+    if is_own and isinstance(getattr(out, "buffer", None), FileIO):
         # Python was asked for no buffer (PYTHONUNBUFFERED). A line at a time it is then: what failed stays where it is found again.
-        sys.stdout = open(  # noqa: SIM115
-            out.fileno(), "w", buffering=1, encoding=out.encoding, closefd=False
-        )
+        sys.stdout = open(out.fileno(), "w", buffering=1, encoding=out.encoding, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
