@@ -145,29 +145,30 @@ def _write_and_sync(path: Path, data: bytes) -> None:
 
 
 def memory_of_restore(report: Report, folder: Path) -> None:
-    """Peak of anonymous memory during a restore, over what the state itself takes. Its own process, so that nothing else counts."""
+    """Peak of anonymous memory during a restore, over what the state itself takes. In a process that held no state before."""
     with Repository.create(folder / "memory"):
         pass
-    script = Path(__file__)
-    run = subprocess.run(
-        [sys.executable, str(script), "--memory-child", str(folder / "memory")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    peak, state_bytes, chunk_bytes = map(int, run.stdout.split())
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    run([sys.executable, __file__, "--memory-commit", str(folder / "memory")])
+    printed = run([sys.executable, __file__, "--memory-restore", str(folder / "memory")]).stdout
+    peak, state_bytes, chunk_bytes = map(int, printed.split())
     report.add("peak memory of a restore over state + one chunk", peak / (state_bytes + chunk_bytes), "x", at_most=1.02)
 
 
-def memory_child(folder: Path) -> None:
-    """Commit a state, let go of it, restore it, and print the peak: growth of RssAnon, state bytes, bytes of one chunk."""
+def memory_commit(folder: Path) -> None:
+    """Commit the state that :func:`memory_restore` restores. A load measures the model once; the next one knows."""
     from forkpoint.llm import TransformersEngine
 
     engine = TransformersEngine.load(MODEL, dtype="bfloat16", threads=1)
     with Repository.open(folder) as repository:
-        base = engine.start(TOKENS[: PREFIX_TOKENS + 1])
-        base.commit(repository, "main")
-        del base
+        engine.start(TOKENS[: PREFIX_TOKENS + 1]).commit(repository, "main")
+
+
+def memory_restore(folder: Path) -> None:
+    """Restore a state and print the peak: growth of RssAnon, state bytes, bytes of one chunk."""
+    from forkpoint.llm import TransformersEngine
+
+    engine = TransformersEngine.load(MODEL, dtype="bfloat16", threads=1)
     with Repository.open(folder) as repository:
         before, peak, done = _anonymous_bytes(), 0, threading.Event()
 
@@ -313,7 +314,9 @@ def _scratch() -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--memory-child"]:
-        memory_child(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["--memory-commit"]:
+        memory_commit(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["--memory-restore"]:
+        memory_restore(Path(sys.argv[2]))
     else:
         main()
