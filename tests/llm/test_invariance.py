@@ -97,7 +97,7 @@ def test_the_real_model_gives_equal_bits_in_every_way(smollm2: TransformersEngin
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_forty_prompts_of_the_real_model_give_equal_bits_in_every_way(dtype: str, repo: Repository) -> None:
-    with load("bundled:smollm2", None, dtype=dtype) as engine:
+    with load("bundled:smollm2", None, dtype=dtype, threads=2) as engine:
         check_all_ways(engine, repo, 40)
 
 
