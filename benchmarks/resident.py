@@ -136,7 +136,15 @@ class Measurement:
         if by_prefix:
             ratio = by_prefix[PREFIX] / by_prefix[SHORT_PREFIX]
             self._report.add(f"{name} against a prefix of {SHORT_PREFIX}", ratio, "x", at_least=0.8)
+            self._attention_limit(name, LANES / by_prefix[SHORT_PREFIX])
         return rates
+
+    def _attention_limit(self, name: str, short: float) -> None:
+        """What that ratio would be if attention ran at the measured rate of products, beside a step of ``short`` seconds."""
+        if self._products:
+            least = self._facts.attention_operations(LANES, PREFIX - SHORT_PREFIX) / self._products
+            name = f"{name} against a prefix of {SHORT_PREFIX}: the matrix limit"
+            self._report.add(name, short / (short + least), "x")
 
     def lanes(self) -> None:
         """Eight lanes that share nothing."""

@@ -49,6 +49,10 @@ class ModelFacts:
         """Bytes that a decode step over ``tokens`` distinct tokens reads: every weight and every key and value once."""
         return self.weight_bytes + tokens * self.token_bytes
 
+    def attention_operations(self, rows: int, context: int) -> int:
+        """Operations of the attention of ``rows`` rows to ``context`` tokens each."""
+        return 2 * 2 * self.query_width * rows * context
+
     def prefill_operations(self, context: int) -> int:
         """Operations, two for each product and sum, of a prompt: layers for every token, causal attention, one row of the output layer."""
         attention = 2 * 2 * self.query_width * (context * (context + 1) // 2)
