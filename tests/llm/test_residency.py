@@ -116,6 +116,21 @@ def test_a_full_pool_says_what_would_free_space_and_loses_nothing(folders: Folde
         assert engine.start(some_tokens(300)).position == 299
 
 
+def test_what_only_garbage_refers_to_makes_room_before_a_full_pool_is_an_error(
+    folders: Folders, model_cache: Path
+) -> None:
+    with load(folders("llama"), model_cache, max_context=320, pool_bytes=320 * TOKEN_BYTES) as engine:
+        cycle: list[object] = [engine.start(some_tokens(290))]
+        cycle.append(cycle)
+        gc.disable()
+        try:
+            del cycle
+            assert engine.stats()["pages_held"] >= 18
+            assert engine.start(some_tokens(300)).position == 299
+        finally:
+            gc.enable()
+
+
 def test_a_full_pool_evicts_what_is_durable(folders: Folders, model_cache: Path, repo: Repository) -> None:
     with load(folders("llama"), model_cache, max_context=320, pool_bytes=320 * TOKEN_BYTES) as engine:
         value = engine.start(some_tokens(290), sampling=ENDLESS)

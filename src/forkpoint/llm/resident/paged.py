@@ -6,12 +6,13 @@ own that shares all full pages and has a copy of the partial one. With pages of 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Final, final
 
 import torch
 
-from forkpoint.errors import InvalidInput
+from forkpoint.errors import CapacityExceeded, InvalidInput
 from forkpoint.ids import Bytes
 from forkpoint.llm.resident.base import Fetch, GroupSpec, beyond_context
 from forkpoint.llm.resident.ledger import PageLedger
@@ -184,6 +185,16 @@ class PagedStrategy:
         self.ledger.check()
 
     def _reserve(self, wanted: Sequence[tuple[PagedState, int]], *, in_place: bool) -> list[PagedReservation]:
+        """As :meth:`_reserve_now`; before a full pool is an error, states that only garbage still refers to are let go of."""
+        try:
+            return self._reserve_now(wanted, in_place=in_place)
+        except CapacityExceeded as error:
+            if error.code != "capacity.pages":
+                raise
+        gc.collect()  # for one, an error that was caught keeps the values of its frames in a cycle
+        return self._reserve_now(wanted, in_place=in_place)
+
+    def _reserve_now(self, wanted: Sequence[tuple[PagedState, int]], *, in_place: bool) -> list[PagedReservation]:
         if any(state.strategy is not self for state, _ in wanted):
             raise InvalidInput(
                 "a state of another engine cannot go on in this one; commit and check it out", code="engine"
