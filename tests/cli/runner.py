@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -73,10 +74,15 @@ def command(arguments: Sequence[str | Path]) -> tuple[list[str], dict[str, str]]
 
 
 def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
-    """Start a command in a process of its own, its output piped."""
+    """Start a command in a process of its own, its output piped; an interrupt reaches it even where a shell has its jobs ignore them."""
     line, environment = command(arguments)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen(line, env=environment, text=True, **streams)
+    # A signal that is handled here is not inherited as ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(line, env=environment, text=True, **streams)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_process(*arguments: str | Path, **options: Any) -> Outcome:
